@@ -1,0 +1,113 @@
+/*
+ * fp8gen.h - the generator's public C API: a layer spec in, CUDA text, a plan or a bundle out.
+ *
+ * libfp8gen makes text and cubins. It opens no device and needs no driver; NVRTC is opened when the
+ * first kernel is compiled. Every stage is a pure function of its inputs: same spec, same options, same
+ * bytes. A session (fp8gen) owns one spec and all strings it hands out; it serves one thread.
+ *
+ * Errors: a call that fails adds one or more diagnostics, as compilers print them, to the session.
+ */
+#ifndef FP8GEN_H
+#define FP8GEN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(FP8GEN_BUILD) && defined(__GNUC__)
+#define FP8GEN_API __attribute__((visibility("default")))
+#else
+#define FP8GEN_API
+#endif
+
+/* Values are also the exit codes of the fp8gen program. */
+typedef enum fp8gen_status {
+    FP8GEN_OK = 0,
+    FP8GEN_ERR_SPEC = 1,     /* the spec or a template is wrong; see the diagnostics */
+    FP8GEN_ERR_ARGUMENT = 2, /* an argument or option is wrong */
+    FP8GEN_ERR_MACHINE = 3,  /* no NVRTC, unreadable file, disk full, out of memory */
+    FP8GEN_ERR_INTERNAL = 4, /* a bug of fp8gen */
+} fp8gen_status;
+
+typedef struct fp8gen fp8gen;
+
+typedef struct fp8gen_options {
+    uint32_t size;
+    uint32_t color;           /* 1: diagnostics with terminal colours */
+    const char *template_dir; /* templates from this folder instead of the built-in ones; NULL = built-in */
+    uint64_t reserved[4];
+} fp8gen_options;
+
+#define FP8GEN_OPTIONS_INIT                                                                        \
+    {                                                                                              \
+        sizeof(fp8gen_options), 0, NULL, { 0, 0, 0, 0 }                                            \
+    }
+
+/* "0.1.0" */
+FP8GEN_API const char *fp8gen_version(void);
+
+/* options may be NULL. On failure (out of memory) *gen is NULL. */
+FP8GEN_API fp8gen_status fp8gen_open(const fp8gen_options *options, fp8gen **gen);
+FP8GEN_API void fp8gen_close(fp8gen *gen);
+
+/* All diagnostics so far, in order, as one text ending in a newline; "" if there are none.
+ * Valid until the session's next call. */
+FP8GEN_API const char *fp8gen_diagnostics(const fp8gen *gen);
+
+/* Replaces a value of every layer before the spec is checked: field is "tokens", "max_tokens" or
+ * "recipe" (a name: "current"); value as text. Call before loading the spec.
+ * FP8GEN_ERR_ARGUMENT: unknown field or value. */
+FP8GEN_API fp8gen_status fp8gen_override(fp8gen *gen, const char *field, const char *value);
+
+/* Evaluates the spec in the sandbox and checks it against the schema; reports all its errors.
+ * A session loads one spec, once. */
+FP8GEN_API fp8gen_status fp8gen_load_file(fp8gen *gen, const char *path);
+/* text need not end in NUL; name stands for the path in diagnostics. */
+FP8GEN_API fp8gen_status fp8gen_load_text(fp8gen *gen, const char *name, const char *text, size_t length);
+
+/* The plan as JSON (runtime/bundle_format.h without cubins and digest, and "cost" per pass: bytes moved,
+ * FLOPs, predicted seconds), 2-space indent, keys sorted. Owned by the session. */
+FP8GEN_API fp8gen_status fp8gen_plan(fp8gen *gen, const char **json);
+
+/* The expanded kernels, in manifest order. index from 0; *name is NULL past the end. Owned by the
+ * session. */
+FP8GEN_API fp8gen_status fp8gen_expand(fp8gen *gen, int32_t index, const char **name,
+                                       const char **text);
+
+typedef struct fp8gen_build_options {
+    uint32_t size;
+    int32_t jobs;      /* compile threads; 0 = all cores */
+    const char *archs; /* "sm_90a", "sm_90a,sm_100a", or "none" for a bundle without cubins */
+    const char *output_dir;
+    void (*progress)(void *user, const char *kernel, int32_t done, int32_t total); /* may be NULL */
+    void *progress_user;
+    uint64_t reserved[4];
+} fp8gen_build_options;
+
+#define FP8GEN_BUILD_OPTIONS_INIT                                                                  \
+    {                                                                                              \
+        sizeof(fp8gen_build_options), 0, "sm_90a", NULL, NULL, NULL, { 0, 0, 0, 0 }                \
+    }
+
+/* Compiles the kernels and writes the bundle: into a temporary folder beside output_dir, renamed at the
+ * end, so that a failed build leaves nothing and an older bundle stays whole. An existing output_dir is
+ * replaced only if it is a bundle.
+ * FP8GEN_ERR_ARGUMENT: unknown arch (the message lists the known ones); FP8GEN_ERR_MACHINE: no NVRTC,
+ * disk full; FP8GEN_ERR_INTERNAL: a kernel did not compile, spilled registers or was otherwise refused
+ * (the NVRTC log with template lines is in the diagnostics). */
+FP8GEN_API fp8gen_status fp8gen_build(fp8gen *gen, const fp8gen_build_options *options);
+
+/* One line for each field of the spec: name, type, range, default, doc; the README's table. Static. */
+FP8GEN_API fp8gen_status fp8gen_schema(fp8gen *gen, const char **text);
+
+/* Opens NVRTC as a build would. *path and *version ("13.0") live as long as the session.
+ * FP8GEN_ERR_MACHINE: not found; the diagnostics say what was searched. */
+FP8GEN_API fp8gen_status fp8gen_nvrtc(fp8gen *gen, const char **path, const char **version);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* FP8GEN_H */

@@ -1,0 +1,170 @@
+/*
+ * bundle_format.h - the inner contract: what fp8gen writes and libfp8 reads.
+ *
+ * A bundle is a folder:
+ *
+ *     manifest.json            everything below
+ *     kernels/<name>.<arch>.cubin
+ *
+ * It is the only thing that passes from gen/ to runtime/. Both sides include this header and nothing
+ * else of each other. Any change of meaning raises FP8_BUNDLE_FORMAT_VERSION; the loader accepts
+ * exactly its own version.
+ *
+ * manifest.json (keys sorted, 2-space indent, one trailing newline):
+ *
+ *   format          "fp8gen-bundle"
+ *   format_version  FP8_BUNDLE_FORMAT_VERSION
+ *   generator       version of fp8gen ("0.1.0")
+ *   model           name from the spec
+ *   spec_hash       xxh128 (32 hex digits) of the spec's canonical form
+ *   tuning_hash     xxh128 of the tuning file, or null
+ *   mesh            { "tensor": 1, "fsdp": 1 }
+ *   rank            0
+ *   archs           ["sm_90a", ...], may be empty: then only a host context opens the bundle
+ *   kernels         array of kernel records
+ *   layers          array of layer records, in spec order
+ *   digest          xxh128 of the manifest's compact form (json_dumps JSON_COMPACT|JSON_SORT_KEYS)
+ *                   with this key removed
+ *
+ * kernel record:
+ *   name        unique in the bundle, also the file stem ("quantize_bf16_e4m3")
+ *   op          the op it implements (FP8_OP_* below)
+ *   entry       extern "C" symbol in the cubin
+ *   template    "quantize.cu"
+ *   parameters  what the template was expanded with (object of scalars; for people and tools)
+ *   semantics   { "source_dtype", "target_dtype", "power_of_two"?, "accumulate"? }: what the op computes,
+ *               read by the host backend; quantize: target_dtype is the format
+ *   args        ordered: [{ "name": <an argument of the op>, "type": "pointer"|"int64"|"int32" }];
+ *               the kernel's parameter list. Names are the op's, in any order, none twice.
+ *   grid        one of
+ *                 { "rule": "tiles", "rows": <op arg>, "cols": <op arg>,
+ *                   "tile_rows": r, "tile_cols": c, "ctas_per_sm": p, "max_ctas": m }
+ *                     gridDim.x = ceil(rows/r) * ceil(cols/c), at most p * SMs (0 = no such cap) and
+ *                     at most m (0 = no cap); the kernel strides over the tiles
+ *                 { "rule": "elements", "rows": .., "cols": .., "tile_elements": n,
+ *                   "ctas_per_sm": p, "max_ctas": m }
+ *                     gridDim.x = ceil(rows * cols / n), capped in the same way
+ *               A grid of 0 is not launched.
+ *   block       threads per CTA
+ *   cluster     CTAs per cluster (1)
+ *   shared_bytes  dynamic shared memory
+ *   cubins      [{ "arch", "file", "bytes", "xxh128" }], one per arch of the bundle
+ *
+ * layer record:
+ *   name, in_features, out_features, tokens, max_tokens, count
+ *   recipe        { "name": "current", "format": "hybrid"|"e4m3", "power_of_two": bool }
+ *   compute       "fp8"
+ *   bias          bool
+ *   accumulation  { "fprop": "fast"|"split", "dgrad": .., "wgrad": .. }
+ *   buffers       array of buffer records
+ *   passes        { "weight": [step..], "fprop": [..], "quantize_dy": [..], "wgrad": [..],
+ *                   "dgrad": [..] }. The steps before the gemm step of fprop quantise x; they alone run
+ *                   for the quantise primitive, the gemm step alone for an x already quantised.
+ *   dequantize    { "e4m3": kernel name, "e5m2": kernel name }, the formats this layer uses
+ *
+ * buffer record: { "name", "object", "part"?, "dtype", "rows": dim, "cols": dim }
+ *   object  "caller"     an argument of the pass: x w bias y dy dx dw dbias found_inf operand target
+ *           "x" "w" "dy" a part of that operand: part = "scales" | "row" | "transposed"
+ *           "workspace"  scratch of one call
+ *   rows x cols elements are what the buffer holds; for "caller" these are the exact extents and the
+ *   leading dim is the caller's; for others the memory is rows * cols elements, ld = cols (padded).
+ *   dim     an integer, or { "of": "M" | integer, "div": d, "pad": p, "max": m }:
+ *           min(roundup(ceil(of / d), p), m); div and pad default to 1, max to no limit.
+ *
+ * step record: { "op", "kernel"?, "args": { <op arg>: value }, ... }
+ *   value   integer; null (a NULL pointer); or a string:
+ *             "M"                the tokens of this call
+ *             "<buffer>"         its address (NULL if the caller gave none, or the copy is not wanted)
+ *             "<buffer>.ld"      elements from row to row     "<buffer>.rows"  its rows (padded)
+ *             "accumulate"       the call's accumulate flag (0 or 1)
+ *   Every argument of the op is given. Ops other than gemm name the `kernel` that implements them on
+ *   CUDA; the host backend executes the op itself.
+ *   gemm steps have, besides args:
+ *     a_dtype, b_dtype  "e4m3" | "e5m2"       out_dtype "bf16" | "fp32"
+ *     accumulation      "fast" | "split"
+ *     stage             workspace buffer for outputs that the backend cannot write in place
+ *     stage_bias        workspace buffer for a bias that must be moved, or null
+ *     gemm_workspace    workspace buffer for the backend
+ *     store             { "overwrite": { "kernel", "stage_dtype" }, "accumulate": the same | null }:
+ *                       the kernel of op "store" that copies (adds) the stage into the caller's
+ *                       tensor; null where the pass never accumulates
+ *     dispatch          array, ascending and without gaps from 1 to max_tokens:
+ *                       { "min_tokens", "max_tokens", "backend": "cublaslt", "dtype", "reason" }
+ *
+ * The stage holds at least one row; a GEMM whose output does not fit it runs in row chunks.
+ */
+#ifndef FP8_BUNDLE_FORMAT_H
+#define FP8_BUNDLE_FORMAT_H
+
+#define FP8_BUNDLE_FORMAT "fp8gen-bundle"
+#define FP8_BUNDLE_FORMAT_VERSION 1
+#define FP8_BUNDLE_MANIFEST "manifest.json"
+#define FP8_BUNDLE_KERNEL_DIR "kernels"
+
+/* Leading dims of FP8 buffers are multiples of this many bytes, their rows of FP8_PAD_ROWS. */
+#define FP8_PAD_LD 128
+#define FP8_PAD_ROWS 16
+/* Every part of an operand and every workspace buffer starts at a multiple of this. */
+#define FP8_PART_ALIGN 256
+/* Places in the float32[16] "scales" part of an operand (16 bytes apart, as cuBLASLt wants them). */
+#define FP8_SCALES_COUNT 16
+#define FP8_SCALES_SCALE 0
+#define FP8_SCALES_SCALE_INV 4
+#define FP8_SCALES_AMAX 8
+/* Longest argument list of an op. */
+#define FP8_OP_MAX_ARGS 24
+
+/* The ops, with their arguments: X(name, type). What each must do:
+ *
+ * amax: partials[0 .. n_partials) receives non-negative float32 values (bit patterns of |x|), whose
+ *   maximum is the largest finite |source[i,j]|, 0 if there is none; every entry is written. tickets
+ *   [0 .. n_tickets) = 0. found_inf, if not NULL, is set to 1 if any element is inf or NaN.
+ *
+ * quantize: amax = max of partials; scale and scale_inv by NUMERICS section 2 with the maximum of the
+ *   kernel's format; scales[0], [4], [8] = scale, scale_inv, amax (the rest 0).
+ *   row[row_rows][row_ld] and transposed[transposed_rows][transposed_ld] (each may be NULL) receive
+ *   cast(source * scale), zero outside rows x cols.
+ *   dbias, if not NULL: dbias[j] = (accumulate ? dbias[j] : 0) + sum_i source[i,j] in fp32: one
+ *   partial per 128 rows in dbias_partials[ceil(rows/128)][dbias_ld], summed in ascending order.
+ *   tickets: one uint32 per 128 columns, zero on entry.
+ *
+ * store: target[i,j] = convert(source[i,j]) or, for an accumulate kernel, convert(target + source).
+ *
+ * dequantize: target[i,j] = decode(source[i,j]) * scales[4], or decode(source[j,i]) if transposed.
+ *
+ * gemm: out[i,j] = sum_k a[i,k] b[j,k] * a_scales[4] * b_scales[4] (+ bias[j]) (+ out[i,j] if
+ *   accumulate), rows x cols, k < depth; rounded once. depth is not padded: the tail up to ld is zero
+ *   in both operands.
+ */
+#define FP8_OP_ARGS_AMAX(X)                                                                        \
+    X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(partials, POINTER)      \
+    X(n_partials, INT32) X(tickets, POINTER) X(n_tickets, INT32) X(found_inf, POINTER)
+
+#define FP8_OP_ARGS_QUANTIZE(X)                                                                    \
+    X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(partials, POINTER)      \
+    X(n_partials, INT32) X(scales, POINTER) X(row, POINTER) X(row_ld, INT64) X(row_rows, INT64)    \
+    X(transposed, POINTER) X(transposed_ld, INT64) X(transposed_rows, INT64) X(dbias, POINTER)     \
+    X(dbias_partials, POINTER) X(dbias_ld, INT64) X(tickets, POINTER) X(accumulate, INT32)
+
+#define FP8_OP_ARGS_STORE(X)                                                                       \
+    X(source, POINTER) X(source_ld, INT64) X(target, POINTER) X(target_ld, INT64) X(rows, INT64)   \
+    X(cols, INT64)
+
+#define FP8_OP_ARGS_DEQUANTIZE(X)                                                                  \
+    X(source, POINTER) X(source_ld, INT64) X(scales, POINTER) X(target, POINTER)                   \
+    X(target_ld, INT64) X(rows, INT64) X(cols, INT64) X(is_transposed, INT32)
+
+#define FP8_OP_ARGS_GEMM(X)                                                                        \
+    X(a, POINTER) X(a_ld, INT64) X(b, POINTER) X(b_ld, INT64) X(a_scales, POINTER)                 \
+    X(b_scales, POINTER) X(bias, POINTER) X(out, POINTER) X(out_ld, INT64) X(rows, INT64)          \
+    X(cols, INT64) X(depth, INT64) X(accumulate, INT32)
+
+/* X(NAME, "name", argument list) */
+#define FP8_OPS(X)                                                                                 \
+    X(AMAX, "amax", FP8_OP_ARGS_AMAX)                                                              \
+    X(QUANTIZE, "quantize", FP8_OP_ARGS_QUANTIZE)                                                  \
+    X(STORE, "store", FP8_OP_ARGS_STORE)                                                           \
+    X(DEQUANTIZE, "dequantize", FP8_OP_ARGS_DEQUANTIZE)                                            \
+    X(GEMM, "gemm", FP8_OP_ARGS_GEMM)
+
+#endif

@@ -1,0 +1,68 @@
+/*
+ * ops.h - the ops of bundle_format.h as C: enumerators for their arguments and evaluated values.
+ *
+ * A step of a plan is an op with arguments. At call time the runtime evaluates the arguments into an
+ * array of fp8_value in the op's own order; the CUDA side copies them into a kernel's parameter list by
+ * name, the host backend reads them by index. This header is the seam between the two and knows
+ * neither. Not public.
+ */
+#ifndef FP8_OPS_H
+#define FP8_OPS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "runtime/bundle_format.h"
+#include "runtime/fp8.h"
+
+enum fp8_op {
+#define X(NAME, name, ARGS) FP8_OP_##NAME,
+    FP8_OPS(X)
+#undef X
+        FP8_OP_COUNT
+};
+
+/* FP8_AMAX_source, FP8_AMAX_source_ld, ..., FP8_AMAX_ARG_COUNT, and so on for every op. */
+enum {
+#define X(name, type) FP8_AMAX_##name,
+    FP8_OP_ARGS_AMAX(X) FP8_AMAX_ARG_COUNT
+#undef X
+};
+enum {
+#define X(name, type) FP8_QUANTIZE_##name,
+    FP8_OP_ARGS_QUANTIZE(X) FP8_QUANTIZE_ARG_COUNT
+#undef X
+};
+enum {
+#define X(name, type) FP8_STORE_##name,
+    FP8_OP_ARGS_STORE(X) FP8_STORE_ARG_COUNT
+#undef X
+};
+enum {
+#define X(name, type) FP8_DEQUANTIZE_##name,
+    FP8_OP_ARGS_DEQUANTIZE(X) FP8_DEQUANTIZE_ARG_COUNT
+#undef X
+};
+enum {
+#define X(name, type) FP8_GEMM_##name,
+    FP8_OP_ARGS_GEMM(X) FP8_GEMM_ARG_COUNT
+#undef X
+};
+
+enum fp8_arg_type { FP8_ARG_POINTER, FP8_ARG_INT64, FP8_ARG_INT32 };
+
+typedef union fp8_value {
+    void *p;
+    int64_t i;
+} fp8_value;
+
+/* What an op computes, beyond its arguments: the "semantics" of its kernel record, or of a gemm step. */
+typedef struct fp8_semantics {
+    fp8_dtype source_dtype; /* gemm: dtype of a */
+    fp8_dtype second_dtype; /* gemm: dtype of b */
+    fp8_dtype target_dtype; /* quantize: the format; gemm: dtype of out */
+    bool power_of_two;      /* quantize: scale rounded down to a power of two */
+    bool accumulate;        /* store: target += source */
+} fp8_semantics;
+
+#endif
