@@ -1,0 +1,66 @@
+// store.cu - op "store": a padded, aligned stage into the caller's exact tensor of any alignment, as it
+// is or added to what is there (in fp32, rounded once).
+//
+// A CTA takes a segment of one row at a time. Accesses to target are as wide as its base and leading dim
+// allow (16 bytes down to one element); the columns past the last whole access go one by one.
+#include "vec.cuh"
+
+using source_t = $source;
+using target_t = $target;
+constexpr bool accumulate = $accumulate;
+constexpr int threads = 256;
+constexpr int steps = 4; // accesses per thread and segment
+
+template <int n> struct alignas(n * sizeof(target_t)) pack {
+    target_t e[n];
+};
+template <int n> struct alignas(n * sizeof(source_t)) source_pack {
+    source_t e[n];
+};
+
+__device__ __forceinline__ target_t combine(target_t old, source_t x) {
+    return from_float<target_t>(accumulate ? to_float(old) + to_float(x) : to_float(x));
+}
+
+// Columns [first, first + n * threads * steps) of one row, n elements an access.
+template <int n>
+__device__ __forceinline__ void copy_segment(const source_t *source, target_t *target, i64 first,
+                                             i64 cols) {
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+        i64 j = first + i64(i * threads + threadIdx.x) * n;
+        if (j + n <= cols) {
+            source_pack<n> s = *reinterpret_cast<const source_pack<n> *>(source + j);
+            pack<n> t = {};
+            if (accumulate) t = *reinterpret_cast<const pack<n> *>(target + j);
+#pragma unroll
+            for (int k = 0; k < n; ++k) t.e[k] = combine(t.e[k], s.e[k]);
+            *reinterpret_cast<pack<n> *>(target + j) = t;
+        } else {
+            for (; j < cols; ++j) target[j] = combine(accumulate ? target[j] : target_t{}, source[j]);
+        }
+    }
+}
+
+template <int n>
+__device__ __forceinline__ void copy(const source_t *source, i64 source_ld, target_t *target,
+                                     i64 target_ld, i64 rows, i64 cols) {
+    constexpr int segment = n * threads * steps;
+    i64 segments = ceil_div(cols, segment);
+    for (i64 item = blockIdx.x; item < rows * segments; item += gridDim.x) {
+        i64 row = item / segments, first = (item - row * segments) * segment;
+        copy_segment<n>(source + row * source_ld, target + row * target_ld, first, cols);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(threads)
+$entry(const source_t *source, i64 source_ld, target_t *target, i64 target_ld, i64 rows, i64 cols) {
+    switch (access_bytes<target_t>(target, rows > 1 ? target_ld : 0) / sizeof(target_t)) {
+    case 8: // bf16 only
+        copy<16 / sizeof(target_t)>(source, source_ld, target, target_ld, rows, cols);
+        break;
+    case 4: copy<4>(source, source_ld, target, target_ld, rows, cols); break;
+    case 2: copy<2>(source, source_ld, target, target_ld, rows, cols); break;
+    default: copy<1>(source, source_ld, target, target_ld, rows, cols); break;
+    }
+}
