@@ -1,0 +1,391 @@
+/*
+ * internal.h - the objects of the runtime and the calls between its files.
+ *
+ * A bundle is parsed once into plain structs (manifest.c) that never change afterwards: a step's
+ * arguments are already sources (a literal, M, the address, leading dim or rows of a buffer), so a call
+ * fills a frame with the addresses of this call, evaluates the sources and launches. Nothing here knows
+ * JSON; only driver.h and the .c files that use it know CUDA's types.
+ */
+#ifndef FP8_INTERNAL_H
+#define FP8_INTERNAL_H
+
+#include "runtime/check.h"
+#include "runtime/ops.h"
+
+/* ---- log (log.c) ---- */
+
+struct fp8_log {
+    fp8_log_callback callback;
+    void *user;
+    uint32_t levels; /* bit (1 << level) */
+};
+
+static inline bool fp8_log_wanted(const struct fp8_log *log, fp8_log_level level)
+{
+    return log->callback && (log->levels >> level & 1u);
+}
+
+/* What the options and the variable FP8_LOG ("info,dispatch") ask for. */
+void fp8_log_setup(struct fp8_log *log, const fp8_context_options *options);
+/* Formats into a fixed buffer (1 KiB) and calls the callback if the level is wanted. */
+void fp8_log_write(const struct fp8_log *log, fp8_log_level level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* ---- context (context.c) ---- */
+
+struct fp8_driver;
+struct fp8_lt;
+struct fp8_pool;
+
+struct fp8_context {
+    bool is_host;
+    int32_t device;  /* ordinal, FP8_DEVICE_HOST for the host */
+    int32_t sms;     /* of the device; threads of the host's pool */
+    int32_t max_sms; /* 0 = all */
+    int32_t arch;    /* 90 for 9.0 */
+    struct fp8_log log;
+    struct fp8_pool *pool;           /* host */
+    const struct fp8_driver *driver; /* CUDA, as all below */
+    void *primary;                   /* CUcontext */
+    struct fp8_lt *lt;
+    int32_t driver_version;
+    uint64_t memory_bytes;
+    char name[128];
+};
+
+/* Makes the context's device current for this thread unless it is already; leave undoes exactly that.
+ * Both do nothing on the host. */
+fp8_status fp8_context_enter(const struct fp8_context *context, bool *pushed);
+void fp8_context_leave(const struct fp8_context *context, bool pushed);
+
+/* Logs the last error of this thread if `status` is one; returns `status`. */
+fp8_status fp8_report(const struct fp8_context *context, fp8_status status);
+
+/* SMs that a call may use: all, or the smaller of the context's and the call's bounds. */
+static inline int32_t fp8_sms_of_call(const struct fp8_context *context, int32_t max_sms)
+{
+    int32_t sms = context->sms;
+    if (context->max_sms > 0 && context->max_sms < sms) sms = context->max_sms;
+    if (max_sms > 0 && max_sms < sms) sms = max_sms;
+    return sms;
+}
+
+/* ---- memory (memory.c): pieces of passes, with the context entered ---- */
+
+/* rows x width bytes = 0, rows pitch bytes apart. */
+fp8_status fp8_zero_2d(const struct fp8_context *context, void *target, int64_t pitch, int64_t width,
+                       int64_t rows, fp8_stream stream);
+fp8_status fp8_fill_words(const struct fp8_context *context, void *target, uint32_t word,
+                          int64_t count, fp8_stream stream);
+fp8_status fp8_copy_bytes(const struct fp8_context *context, void *target, const void *source,
+                          size_t bytes, fp8_stream stream);
+
+/* ---- a bundle's plain structs (manifest.c fills them) ---- */
+
+enum {
+    FP8_MAX_BUFFERS = 48,
+    FP8_MAX_STEPS = 8,
+    FP8_MAX_RANGES = 16,
+    FP8_MAX_ARCHS = 16,
+};
+
+/* The tensors of a pass that are the caller's. */
+enum fp8_slot {
+    FP8_SLOT_X,
+    FP8_SLOT_W,
+    FP8_SLOT_BIAS,
+    FP8_SLOT_Y,
+    FP8_SLOT_DY,
+    FP8_SLOT_DX,
+    FP8_SLOT_DW,
+    FP8_SLOT_DBIAS,
+    FP8_SLOT_FOUND_INF,
+    FP8_SLOT_COUNT
+};
+extern const char *const fp8_slot_names[FP8_SLOT_COUNT];
+
+enum fp8_object { FP8_OBJECT_CALLER, FP8_OBJECT_OPERAND, FP8_OBJECT_WORKSPACE };
+enum fp8_part { FP8_PART_SCALES, FP8_PART_ROW, FP8_PART_TRANSPOSED, FP8_PART_COUNT };
+extern const char *const fp8_part_names[FP8_PART_COUNT];
+/* "x", "w", "dy" by fp8_role; "none" for FP8_ROLE_NONE. */
+enum { FP8_ROLE_COUNT = 4 };
+extern const char *const fp8_role_names[FP8_ROLE_COUNT];
+
+/* min(roundup(ceil(of / div), pad), max); `of` is M if of_tokens. */
+struct fp8_dim {
+    bool of_tokens;
+    int64_t of;
+    int64_t div;
+    int64_t pad;
+    int64_t max; /* INT64_MAX: no limit */
+};
+
+static inline int64_t fp8_dim_at(const struct fp8_dim *dim, int64_t tokens)
+{
+    int64_t value = dim->of_tokens ? tokens : dim->of;
+    if (dim->div > 1) value = fp8_ceil_div(value, dim->div);
+    if (dim->pad > 1) value = fp8_round_up(value, dim->pad);
+    return value < dim->max ? value : dim->max;
+}
+
+struct fp8_buffer {
+    const char *name;
+    enum fp8_object object;
+    enum fp8_slot slot; /* caller */
+    fp8_role role;      /* operand */
+    enum fp8_part part; /* operand */
+    fp8_dtype dtype;
+    struct fp8_dim rows;
+    struct fp8_dim cols;
+};
+
+enum fp8_source_kind {
+    FP8_FROM_LITERAL, /* also NULL pointers */
+    FP8_FROM_TOKENS,
+    FP8_FROM_ACCUMULATE,
+    FP8_FROM_ADDRESS,
+    FP8_FROM_LD,
+    FP8_FROM_ROWS,
+};
+
+struct fp8_source {
+    uint8_t kind;
+    int8_t buffer;
+    int64_t literal;
+};
+
+struct fp8_cubin {
+    const char *arch;
+    const char *file;
+    int64_t bytes;
+    const char *xxh128;
+};
+
+enum fp8_grid_rule { FP8_GRID_TILES, FP8_GRID_ELEMENTS };
+
+struct fp8_grid {
+    enum fp8_grid_rule rule;
+    int rows; /* arguments of the op */
+    int cols;
+    int64_t tile_rows;
+    int64_t tile_cols;
+    int64_t tile_elements;
+    int64_t ctas_per_sm; /* 0: no such cap */
+    int64_t max_ctas;    /* 0: no cap */
+};
+
+struct fp8_kernel {
+    const char *name;
+    const char *entry;
+    enum fp8_op op;
+    fp8_semantics semantics;
+    int arg_count;
+    uint8_t arg_index[FP8_OP_MAX_ARGS]; /* the op's argument behind each kernel parameter */
+    struct fp8_grid grid;
+    int32_t block;
+    int32_t cluster;
+    int32_t shared_bytes;
+    int cubin_count;
+    const struct fp8_cubin *cubins;
+    void *module;   /* CUmodule, set by fp8_kernel_load */
+    void *function; /* CUfunction */
+};
+
+struct fp8_range {
+    int64_t min_tokens;
+    int64_t max_tokens;
+    const char *dtype;
+    const char *reason;
+};
+
+struct fp8_store {
+    const struct fp8_kernel *kernel;
+    fp8_dtype stage_dtype;
+};
+
+struct fp8_gemm_step {
+    bool fast;
+    int8_t stage; /* buffers; stage_bias may be -1 */
+    int8_t stage_bias;
+    int8_t workspace;
+    bool may_accumulate;
+    struct fp8_store overwrite;
+    struct fp8_store accumulate; /* kernel NULL: the pass never accumulates */
+    int range_count;
+    struct fp8_range ranges[FP8_MAX_RANGES];
+};
+
+struct fp8_step {
+    enum fp8_op op;
+    const struct fp8_kernel *kernel; /* NULL for a gemm */
+    fp8_semantics semantics;
+    struct fp8_gemm_step *gemm; /* NULL for all else */
+    struct fp8_source args[FP8_OP_MAX_ARGS];
+};
+
+struct fp8_pass_plan {
+    int step_count;
+    int gemm; /* index of the gemm step (always the last); step_count if there is none */
+    struct fp8_step steps[FP8_MAX_STEPS];
+    int buffer_count; /* those that the steps name, the gemm's own among them */
+    int8_t buffers[FP8_MAX_BUFFERS];
+};
+
+struct fp8_layer_plan {
+    const char *name;
+    const char *recipe;
+    int64_t in_features;
+    int64_t out_features;
+    int64_t tokens;
+    int64_t max_tokens;
+    bool has_bias;
+    int buffer_count;
+    struct fp8_buffer buffers[FP8_MAX_BUFFERS];
+    int8_t slots[FP8_SLOT_COUNT];                 /* buffer of a caller's tensor, or -1 */
+    int8_t parts[FP8_ROLE_COUNT][FP8_PART_COUNT]; /* buffer of an operand's part */
+    fp8_dtype formats[FP8_ROLE_COUNT];
+    struct fp8_pass_plan passes[FP8_PASS_COUNT];
+    const struct fp8_kernel *dequantize_e4m3; /* NULL: the layer has no such operand */
+    const struct fp8_kernel *dequantize_e5m2;
+};
+
+/* Memory of a bundle: blocks that only grow and are freed together. */
+struct fp8_arena_block;
+struct fp8_arena {
+    struct fp8_arena_block *blocks;
+};
+void *fp8_arena_allocate(struct fp8_arena *arena, size_t bytes); /* zeroed; NULL: out of memory */
+char *fp8_arena_copy(struct fp8_arena *arena, const char *text);
+void fp8_arena_release(struct fp8_arena *arena);
+
+struct fp8_manifest {
+    int arch_count;
+    const char *archs[FP8_MAX_ARCHS];
+    int kernel_count;
+    struct fp8_kernel *kernels;
+    int layer_count;
+    struct fp8_layer_plan *layers;
+};
+
+/* Parses and checks the text of a manifest; `path` names it in messages. Strings and arrays are in the
+ * arena, which the caller releases on failure too. FP8_ERR_BUNDLE, FP8_ERR_MEMORY. */
+fp8_status fp8_manifest_parse(const char *path, const char *text, size_t length,
+                              struct fp8_arena *arena, struct fp8_manifest *manifest);
+/* plan_check.c: the steps of a parsed layer touch only what their buffers hold. FP8_ERR_BUNDLE. */
+fp8_status fp8_plan_check(const char *path, const struct fp8_layer_plan *plan);
+
+struct fp8_bundle {
+    struct fp8_context *context;
+    struct fp8_arena arena;
+    char *path;
+    char *text; /* of the manifest */
+    struct fp8_manifest manifest;
+};
+
+/* ---- kernels (kernel.c) ---- */
+
+/* Loads the cubin image of a kernel; the context is entered. */
+fp8_status fp8_kernel_load(const struct fp8_context *context, struct fp8_kernel *kernel,
+                           const void *image);
+void fp8_kernel_unload(const struct fp8_context *context, struct fp8_kernel *kernel);
+int64_t fp8_kernel_grid(const struct fp8_kernel *kernel, const fp8_value *args, int32_t sms);
+/* Runs the kernel with the op's arguments: enqueued on a CUDA context, executed on the host. */
+fp8_status fp8_kernel_run(const struct fp8_context *context, const struct fp8_kernel *kernel,
+                          const fp8_value *args, fp8_stream stream, int32_t sms);
+
+/* ---- operands (operand.c) ---- */
+
+/* Bytes of an operand with these copies; -1 if that is beyond 2^62. */
+int64_t fp8_operand_bytes(int64_t rows, int64_t cols, uint32_t copies);
+/* The view of memory `data` laid out for such an operand. */
+void fp8_operand_layout(void *data, int64_t rows, int64_t cols, uint32_t copies,
+                        fp8_operand_view *view);
+
+/* ---- argument checks (tensor.c) ---- */
+
+/* Where a check stands: the call it speaks for ("fprop"), its layer. */
+struct fp8_check {
+    const char *call;
+    const struct fp8_layer_plan *plan;
+    int64_t tokens;
+};
+
+/* An args struct of `size` bytes in this version of the header, its size field and reserved words. */
+fp8_status fp8_check_args(const char *call, const struct fp8_layer *layer, const void *args,
+                          size_t size, const uint64_t *reserved);
+fp8_status fp8_check_tokens(const struct fp8_check *check, const char *what, int64_t tokens);
+/* Shape, dtype, stride, pointer and alignment of a tensor against the plan's buffer for `slot`. */
+fp8_status fp8_check_tensor(const struct fp8_check *check, enum fp8_slot slot,
+                            const fp8_tensor *tensor);
+/* The same against explicit numbers. */
+fp8_status fp8_check_matrix(const struct fp8_check *check, const char *name, const fp8_tensor *tensor,
+                            int64_t rows, int64_t cols, fp8_dtype dtype);
+/* An operand that is read: filled, of this role and shape, with the copies that are needed. */
+fp8_status fp8_check_filled(const struct fp8_check *check, const char *name, fp8_role role,
+                            uint32_t copies, const fp8_operand *operand);
+/* An operand that is about to be filled: its memory is there, aligned and large enough. */
+fp8_status fp8_check_target(const struct fp8_check *check, const char *name, int64_t rows,
+                            int64_t cols, uint32_t copies, const fp8_operand *operand);
+fp8_status fp8_check_copies(const char *call, uint32_t *copies);
+fp8_status fp8_check_found_inf(const char *call, const uint32_t *found_inf);
+fp8_status fp8_check_call(const struct fp8_check *check, const struct fp8_layer *layer,
+                          const fp8_call *call);
+
+/* ---- frames (frame.c): what a call's sources are evaluated against ---- */
+
+struct fp8_frame {
+    const struct fp8_layer *layer;
+    fp8_stream stream;
+    int32_t max_sms; /* of the call */
+    int32_t sms;     /* that kernels may use */
+    int64_t tokens;
+    int64_t accumulate;
+    void *address[FP8_MAX_BUFFERS];
+    int64_t ld[FP8_MAX_BUFFERS];
+    int64_t rows[FP8_MAX_BUFFERS];
+};
+
+void fp8_frame_init(struct fp8_frame *frame, const struct fp8_layer *layer, const fp8_call *call,
+                    int64_t tokens);
+/* tensor may be NULL: the address stays NULL. */
+void fp8_frame_tensor(struct fp8_frame *frame, enum fp8_slot slot, const fp8_tensor *tensor);
+void fp8_frame_address(struct fp8_frame *frame, enum fp8_slot slot, void *address);
+void fp8_frame_operand(struct fp8_frame *frame, fp8_role role, const fp8_operand *operand);
+/* Gives every buffer of the pass that still has no address its place in the workspace, if it is one of
+ * the workspace's or is an operand's scales or (fprop) row copy. */
+void fp8_frame_workspace(struct fp8_frame *frame, fp8_pass pass, void *workspace);
+/* Bytes that fp8_frame_workspace takes at most, the slack for an unaligned workspace included. */
+size_t fp8_frame_workspace_bytes(const struct fp8_layer *layer, fp8_pass pass, int64_t tokens);
+/* Runs the steps [first, end) of a pass; the context is entered. */
+fp8_status fp8_frame_run(const struct fp8_frame *frame, fp8_pass pass, int first, int end);
+
+/* ---- GEMM through cuBLASLt (gemm_lt.c, gemm_plan.c) ---- */
+
+struct fp8_lt_plan;
+
+/* Opens cuBLASLt and makes its handle; the context is entered. */
+fp8_status fp8_lt_create(const struct fp8_context *context, struct fp8_lt **lt);
+void fp8_lt_destroy(struct fp8_lt *lt);
+uint64_t fp8_lt_version(const struct fp8_lt *lt);
+
+/* Asks the heuristic once per range of tokens and way to write the output. */
+fp8_status fp8_lt_plan_create(const struct fp8_context *context, const struct fp8_layer_plan *layer,
+                              fp8_pass pass, struct fp8_lt_plan **plan);
+void fp8_lt_plan_destroy(struct fp8_lt_plan *plan);
+/* Runs a gemm step whose arguments have been evaluated. */
+fp8_status fp8_lt_run(struct fp8_lt_plan *plan, const struct fp8_frame *frame, const fp8_value *args);
+/* The algorithm that would run, as text that lives as long as the plan; launches for an aligned output. */
+const char *fp8_lt_describe(const struct fp8_lt_plan *plan, int64_t tokens, uint32_t *launches);
+
+/* ---- layers (layer.c) ---- */
+
+struct fp8_layer {
+    struct fp8_bundle *bundle;
+    struct fp8_context *context;
+    const struct fp8_layer_plan *plan;
+    struct fp8_lt_plan *gemms[FP8_PASS_COUNT]; /* NULL on the host and for passes without a gemm */
+    char kernels[FP8_PASS_COUNT][192]; /* for fp8_layer_dispatch */
+    char dtypes[FP8_PASS_COUNT][64];
+};
+
+#endif
