@@ -117,16 +117,17 @@
 /* The ops, with their arguments: X(name, type). What each must do:
  *
  * amax: partials[0 .. n_partials) receives non-negative float32 values (bit patterns of |x|), whose
- *   maximum is the largest finite |source[i,j]|, 0 if there is none; every entry is written. tickets
- *   [0 .. n_tickets) = 0. found_inf, if not NULL, is set to 1 if any element is inf or NaN.
+ *   maximum is the largest finite |source[i,j]|, 0 if there is none; every entry is written.
+ *   found_inf, if not NULL, is set to 1 if any element is inf or NaN, else not written.
+ *   dbias_partials, if not NULL: row r of dbias_partials[ceil(rows/128)][dbias_ld] receives the fp32
+ *   column sums of source rows [128 r, 128 r + 128), columns [0, cols).
  *
  * quantize: amax = max of partials; scale and scale_inv by NUMERICS section 2 with the maximum of the
  *   kernel's format; scales[0], [4], [8] = scale, scale_inv, amax (the rest 0).
  *   row[row_rows][row_ld] and transposed[transposed_rows][transposed_ld] (each may be NULL) receive
  *   cast(source * scale), zero outside rows x cols.
- *   dbias, if not NULL: dbias[j] = (accumulate ? dbias[j] : 0) + sum_i source[i,j] in fp32: one
- *   partial per 128 rows in dbias_partials[ceil(rows/128)][dbias_ld], summed in ascending order.
- *   tickets: one uint32 per 128 columns, zero on entry.
+ *   dbias, if not NULL: dbias[j] = (accumulate ? dbias[j] : 0) + sum over r of dbias_partials[r][j],
+ *   in ascending order of r, in fp32; the amax step before it left the partials.
  *
  * store: target[i,j] = convert(source[i,j]) or, for an accumulate kernel, convert(target + source).
  *
@@ -138,13 +139,13 @@
  */
 #define FP8_OP_ARGS_AMAX(X)                                                                        \
     X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(partials, POINTER)      \
-    X(n_partials, INT32) X(tickets, POINTER) X(n_tickets, INT32) X(found_inf, POINTER)
+    X(n_partials, INT32) X(found_inf, POINTER) X(dbias_partials, POINTER) X(dbias_ld, INT64)
 
 #define FP8_OP_ARGS_QUANTIZE(X)                                                                    \
     X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(partials, POINTER)      \
     X(n_partials, INT32) X(scales, POINTER) X(row, POINTER) X(row_ld, INT64) X(row_rows, INT64)    \
     X(transposed, POINTER) X(transposed_ld, INT64) X(transposed_rows, INT64) X(dbias, POINTER)     \
-    X(dbias_partials, POINTER) X(dbias_ld, INT64) X(tickets, POINTER) X(accumulate, INT32)
+    X(dbias_partials, POINTER) X(dbias_ld, INT64) X(accumulate, INT32)
 
 #define FP8_OP_ARGS_STORE(X)                                                                       \
     X(source, POINTER) X(source_ld, INT64) X(target, POINTER) X(target_ld, INT64) X(rows, INT64)   \
