@@ -2,10 +2,9 @@
 #
 #   cmake -DROOT=<project> -DFILES=<a,b,..> -DOUTPUT=<file.c> -P gen/embed.cmake
 #
-# FILES are paths below ROOT. An embedded file is called as its path, without a leading "gen/":
-# "lua/plan.lua", "templates/quantize.cu". The array is sorted by name, so that its order does not
-# depend on the caller, and ends with a NULL name. Each file's data is followed by a NUL that its size
-# does not count.
+# FILES are paths below ROOT. The name of an embedded file is its last part ("plan.lua",
+# "quantize.cu"). The array is sorted by path, so that its order does not depend on the caller, and ends
+# with a NULL name. Each file's data is followed by a NUL that its size does not count.
 string(REPLACE "," ";" FILES "${FILES}")
 list(SORT FILES COMPARE STRING)
 set(arrays "")
@@ -18,7 +17,7 @@ foreach(file IN LISTS FILES)
         "\\1\n" bytes "${bytes}")
     string(LENGTH "${hex}" size)
     math(EXPR size "${size} / 2")
-    string(REGEX REPLACE "^gen/" "" name "${file}")
+    get_filename_component(name "${file}" NAME)
     string(APPEND arrays
         "/* ${file} */\nstatic const unsigned char file_${index}[] = {\n${bytes}0x00};\n\n")
     string(APPEND table "    {\"${name}\", file_${index}, ${size}},\n")
