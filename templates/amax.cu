@@ -1,8 +1,8 @@
 // amax.cu - op "amax": the largest finite |source[i,j]|, one partial maximum per CTA.
 //
 // No atomics and nothing to initialise: every entry of partials is written, the quantise kernel takes
-// their maximum. The kernel also zeroes the tickets that the quantise kernel counts down its dbias with.
-// A contiguous matrix is read as one long row, so narrow ones cost nothing extra.
+// their maximum. A contiguous matrix is read as one long row, so narrow ones cost nothing extra.
+// amax_dbias.cu is the same op for a dy whose column sums are wanted.
 #include "amax.cuh"
 
 using source_t = $source;
@@ -32,9 +32,9 @@ __device__ __forceinline__ void scan(amax_of<source_t> &amax, const source_t *p,
     for (int i = 0; i < loads; ++i) amax.add(v[i]);
 }
 
-extern "C" __global__ void __launch_bounds__(threads)
+extern "C" __global__ void __launch_bounds__(threads, 4)
 $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, u32 *partials, int n_partials,
-       u32 *tickets, int n_tickets, u32 *found_inf) {
+       u32 *found_inf, float *dbias_partials, i64 dbias_ld) {
     __shared__ u32 slots[threads / 32];
     if (source_ld == cols || rows == 1) {
         cols *= rows;
@@ -47,14 +47,5 @@ $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, u32 *partials,
         i64 first = (item - row * segments) * segment;
         scan(amax, source + row * source_ld + first, int(min64(segment, cols - first)));
     }
-    u32 best = block_max<threads>(amax.bits(), slots);
-    bool bad = __syncthreads_or(amax.nonfinite());
-    if (threadIdx.x == 0) {
-        partials[blockIdx.x] = best;
-        if (bad && found_inf) *found_inf = 1;
-    }
-    if (blockIdx.x == 0) {
-        for (int i = gridDim.x + threadIdx.x; i < n_partials; i += threads) partials[i] = 0;
-        for (int i = threadIdx.x; i < n_tickets; i += threads) tickets[i] = 0;
-    }
+    write_partial<threads>(amax, slots, partials, n_partials, found_inf);
 }

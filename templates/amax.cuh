@@ -58,3 +58,17 @@ __device__ __forceinline__ u32 block_max(u32 bits, u32 *slots) {
     bits = threadIdx.x % 32 < threads / 32 ? slots[threadIdx.x % 32] : 0;
     return __reduce_max_sync(0xffffffffu, bits);
 }
+
+// The end of an amax kernel: this CTA's entry of partials, the entries that no CTA owns, found_inf.
+template <int threads, class T>
+__device__ __forceinline__ void write_partial(const amax_of<T> &amax, u32 *slots, u32 *partials,
+                                              int n_partials, u32 *found_inf) {
+    u32 best = block_max<threads>(amax.bits(), slots);
+    bool bad = __syncthreads_or(amax.nonfinite());
+    if (threadIdx.x == 0) {
+        partials[blockIdx.x] = best;
+        if (bad && found_inf) *found_inf = 1;
+    }
+    if (blockIdx.x == 0)
+        for (int i = gridDim.x + threadIdx.x; i < n_partials; i += threads) partials[i] = 0;
+}
