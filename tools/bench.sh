@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# bench.sh - measures on the GPU of this machine and keeps what `fp8gen bench ... --json` prints under
+# tests/bench/results, one file for each benchmark. A new run replaces a file only when it is whole.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+export BUILD=${BUILD:-build}
+tools/build.sh fp8gen || exit $?
+results=tests/bench/results
+mkdir -p $results
+status=0
+for what in quantize layer host; do
+    echo "fp8gen bench $what"
+    if "$BUILD/bin/fp8gen" bench $what --json >$results/.$what.new; then
+        mv $results/.$what.new $results/$what.jsonl
+    else
+        status=$?
+        rm -f $results/.$what.new
+    fi
+done
+exit $status
