@@ -1,0 +1,175 @@
+/*
+ * host.c - entry of the host backend, and its two small ops: store and dequantize.
+ *
+ * The floating-point environment is set here once for all ops: casts and scales need round to nearest and
+ * subnormals, which a caller may have switched off. store exists for completeness of the op table (the kernels of that name are compared with it): the
+ * host's own GEMM writes the caller's tensor directly.
+ */
+#include "runtime/host.h"
+
+#include <fenv.h>
+#include <stddef.h>
+
+#include "runtime/check.h"
+#include "runtime/fp8_format.h"
+
+enum { ROW_GRAIN = 65536 }; /* elements of one item */
+
+fp8_status fp8_host_decode_table(fp8_dtype format, float values[256])
+{
+    if (format != FP8_DTYPE_E4M3 && format != FP8_DTYPE_E5M2)
+        return fp8_fail(FP8_ERR_UNSUPPORTED, "host backend: %s is not an FP8 format",
+                        fp8_dtype_name(format));
+    for (int code = 0; code < 256; code++) {
+        values[code] = format == FP8_DTYPE_E4M3 ? fp8_decode_e4m3((uint8_t)code)
+                                                : fp8_decode_e5m2((uint8_t)code);
+    }
+    return FP8_OK;
+}
+
+/* ---- store ---- */
+
+struct store {
+    const void *source;
+    void *target;
+    int64_t source_ld, target_ld, rows, cols, rows_per_item;
+    fp8_semantics how;
+};
+
+static float load_float(const void *address, fp8_dtype dtype)
+{
+    return dtype == FP8_DTYPE_FP32 ? *(const float *)address
+                                   : fp8_bf16_to_float(*(const uint16_t *)address);
+}
+
+static void store_item(void *user, int64_t index)
+{
+    const struct store *job = user;
+    fp8_dtype from = job->how.source_dtype, to = job->how.target_dtype;
+    int64_t first = index * job->rows_per_item;
+    int64_t last = fp8_min_i64(first + job->rows_per_item, job->rows);
+    for (int64_t i = first; i < last; i++) {
+        for (int64_t j = 0; j < job->cols; j++) {
+            float value = load_float(fp8_host_at(job->source, from, job->source_ld, i, j), from);
+            void *target = fp8_host_at(job->target, to, job->target_ld, i, j);
+            if (job->how.accumulate)
+                value = load_float(target, to) + value;
+            if (to == FP8_DTYPE_FP32)
+                *(float *)target = value;
+            else
+                *(uint16_t *)target = fp8_float_to_bf16(value);
+        }
+    }
+}
+
+static bool is_float(fp8_dtype dtype)
+{
+    return dtype == FP8_DTYPE_BF16 || dtype == FP8_DTYPE_FP32;
+}
+
+static int64_t rows_of_grain(int64_t cols)
+{
+    return cols >= ROW_GRAIN ? 1 : ROW_GRAIN / (cols > 0 ? cols : 1);
+}
+
+static fp8_status run_store(struct fp8_pool *pool, const fp8_semantics *how, const fp8_value *args)
+{
+    if (!is_float(how->source_dtype) || !is_float(how->target_dtype))
+        return fp8_fail(FP8_ERR_UNSUPPORTED, "host backend: no store from %s to %s",
+                        fp8_dtype_name(how->source_dtype), fp8_dtype_name(how->target_dtype));
+    struct store job = {
+        .source = args[FP8_STORE_source].p,
+        .target = args[FP8_STORE_target].p,
+        .source_ld = args[FP8_STORE_source_ld].i,
+        .target_ld = args[FP8_STORE_target_ld].i,
+        .rows = args[FP8_STORE_rows].i,
+        .cols = args[FP8_STORE_cols].i,
+        .how = *how,
+    };
+    job.rows_per_item = rows_of_grain(job.cols);
+    fp8_pool_run(pool, fp8_ceil_div(job.rows, job.rows_per_item), store_item, &job);
+    return FP8_OK;
+}
+
+/* ---- dequantize ---- */
+
+struct dequantize {
+    const uint8_t *source;
+    float *target;
+    int64_t source_ld, target_ld, rows, cols, rows_per_item;
+    bool transposed;
+    float values[256]; /* decoded, times scale_inv */
+};
+
+static void dequantize_item(void *user, int64_t index)
+{
+    const struct dequantize *job = user;
+    int64_t first = index * job->rows_per_item;
+    int64_t last = fp8_min_i64(first + job->rows_per_item, job->rows);
+    for (int64_t i = first; i < last; i++) {
+        float *target = job->target + i * job->target_ld;
+        const uint8_t *source = job->source + (job->transposed ? i : i * job->source_ld);
+        int64_t step = job->transposed ? job->source_ld : 1;
+        for (int64_t j = 0; j < job->cols; j++)
+            target[j] = job->values[source[j * step]];
+    }
+}
+
+static fp8_status run_dequantize(struct fp8_pool *pool, const fp8_semantics *how,
+                                 const fp8_value *args)
+{
+    if (how->target_dtype != FP8_DTYPE_FP32)
+        return fp8_fail(FP8_ERR_UNSUPPORTED, "host backend: no dequantize to %s",
+                        fp8_dtype_name(how->target_dtype));
+    struct dequantize job = {
+        .source = args[FP8_DEQUANTIZE_source].p,
+        .target = args[FP8_DEQUANTIZE_target].p,
+        .source_ld = args[FP8_DEQUANTIZE_source_ld].i,
+        .target_ld = args[FP8_DEQUANTIZE_target_ld].i,
+        .rows = args[FP8_DEQUANTIZE_rows].i,
+        .cols = args[FP8_DEQUANTIZE_cols].i,
+        .transposed = args[FP8_DEQUANTIZE_is_transposed].i != 0,
+    };
+    fp8_status status = fp8_host_decode_table(how->source_dtype, job.values);
+    if (status != FP8_OK)
+        return status;
+    if (job.rows == 0 || job.cols == 0)
+        return FP8_OK;
+    float scale_inv = ((const float *)args[FP8_DEQUANTIZE_scales].p)[FP8_SCALES_SCALE_INV];
+    for (int code = 0; code < 256; code++)
+        job.values[code] *= scale_inv;
+    job.rows_per_item = rows_of_grain(job.cols);
+    fp8_pool_run(pool, fp8_ceil_div(job.rows, job.rows_per_item), dequantize_item, &job);
+    return FP8_OK;
+}
+
+static fp8_status run_op(struct fp8_pool *pool, enum fp8_op op, const fp8_semantics *semantics,
+                         const fp8_value *args)
+{
+    switch (op) {
+    case FP8_OP_AMAX:
+        return fp8_host_amax(pool, semantics, args);
+    case FP8_OP_QUANTIZE:
+        return fp8_host_quantize(pool, semantics, args);
+    case FP8_OP_STORE:
+        return run_store(pool, semantics, args);
+    case FP8_OP_DEQUANTIZE:
+        return run_dequantize(pool, semantics, args);
+    case FP8_OP_GEMM:
+        return fp8_host_gemm(pool, semantics, args);
+    case FP8_OP_COUNT:
+        break;
+    }
+    return fp8_fail(FP8_ERR_INTERNAL, "host backend: unknown op %d", (int)op);
+}
+
+fp8_status fp8_host_run(struct fp8_pool *pool, enum fp8_op op, const fp8_semantics *semantics,
+                        const fp8_value *args)
+{
+    fenv_t callers;
+    fegetenv(&callers);
+    fesetenv(FE_DFL_ENV);
+    fp8_status status = run_op(pool, op, semantics, args);
+    fesetenv(&callers);
+    return status;
+}

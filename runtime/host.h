@@ -1,0 +1,44 @@
+/*
+ * host.h - the reference backend: the ops of a plan on the CPU.
+ *
+ * In: an op, its semantics, its evaluated arguments with pointers into host memory. Out: what
+ * bundle_format.h says of that op, done when the call returns. It is the oracle for the kernels: casts,
+ * scales and amaxes agree with them bit for bit, GEMM sums are more exact. It takes any alignment and
+ * leading dim, so it never needs the stage, the store op or the gemm workspace. Allocates nothing; uses up
+ * to 256 KiB of stack. Works in the default floating-point environment and puts the caller's back, so a
+ * caller that flushes subnormals gets the same bits as one that does not. Knows no layers, manifests or devices.
+ */
+#ifndef FP8_HOST_H
+#define FP8_HOST_H
+
+#include <stdint.h>
+
+#include "runtime/ops.h"
+#include "runtime/parallel.h"
+
+/* args: one value per argument of the op, in its order. pool may be NULL.
+ * FP8_ERR_UNSUPPORTED: the semantics name dtypes that the op does not take. */
+fp8_status fp8_host_run(struct fp8_pool *pool, enum fp8_op op, const fp8_semantics *semantics,
+                        const fp8_value *args);
+
+/* ---- its parts, one per op, in host_quantize.c and host_gemm.c ---- */
+
+fp8_status fp8_host_amax(struct fp8_pool *pool, const fp8_semantics *semantics,
+                         const fp8_value *args);
+fp8_status fp8_host_quantize(struct fp8_pool *pool, const fp8_semantics *semantics,
+                             const fp8_value *args);
+fp8_status fp8_host_gemm(struct fp8_pool *pool, const fp8_semantics *semantics,
+                         const fp8_value *args);
+
+/* values[code] = the decoded code. FP8_ERR_UNSUPPORTED unless e4m3 or e5m2. */
+fp8_status fp8_host_decode_table(fp8_dtype format, float values[256]);
+
+/* Address of element (row, col). */
+static inline void *fp8_host_at(const void *base, fp8_dtype dtype, int64_t ld, int64_t row,
+                                int64_t col)
+{
+    size_t bytes = dtype == FP8_DTYPE_FP32 ? 4 : dtype == FP8_DTYPE_BF16 ? 2 : 1;
+    return (char *)base + (size_t)(row * ld + col) * bytes;
+}
+
+#endif
