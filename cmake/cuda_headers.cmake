@@ -16,6 +16,7 @@ endif()
 file(GLOB versioned_roots /usr/local/cuda-*)
 list(SORT versioned_roots COMPARE NATURAL ORDER DESCENDING)
 list(APPEND cuda_roots /usr/local/cuda ${versioned_roots} /opt/cuda)
+list(REMOVE_DUPLICATES cuda_roots)
 
 find_path(FP8GEN_CUDA_INCLUDE_DIR
     NAMES cublasLt.h

@@ -22,6 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define GEN_VERSION "0.1.0"
 #define GEN_PRINTF(f, a) __attribute__((format(printf, f, a)))
 
 /* ---- heap (buf.c) -------------------------------------------------------------------------------- */
@@ -68,6 +69,9 @@ void buf_vprintf(struct buf *buf, const char *format, va_list args);
 void buf_put_clean(struct buf *buf, const char *text, size_t size);
 void buf_free(struct buf *buf);
 
+/* Bytes of the UTF-8 character at text (1 to 4), 0 if it is none. */
+size_t gen_utf8_length(const char *text, size_t size);
+
 /* xxh128 of the bytes as 32 hex digits (canonical order) and a NUL. */
 void gen_hash(const void *data, size_t size, char hex[33]);
 
@@ -86,8 +90,9 @@ struct script {
     struct script_limits limits;
     size_t memory_used;
     size_t memory_limit;
-    bool memory_hit;      /* the limit, not the machine, refused the last request */
-    bool running;         /* the spec is being evaluated */
+    bool memory_hit;  /* the limit, not the machine, refused the last request */
+    bool running;     /* the spec is being evaluated */
+    const char *stop; /* the limit that ended it: "instructions", "time", "memory"; NULL = none */
     int64_t instructions; /* left to the spec */
     int64_t deadline_ns;
     int line; /* of the spec, where the last error was met; 0 = unknown */
@@ -143,13 +148,14 @@ void gen_report(struct fp8gen *gen, const struct gen_diag *diag);
 fp8gen_status gen_fail(struct fp8gen *gen, fp8gen_status status, const char *hint,
                        const char *format, ...) GEN_PRINTF(4, 5);
 
-/* "out of memory"; needs no memory. Returns FP8GEN_ERR_MACHINE. */
+/* Reports it, once; needs no memory. Returns FP8GEN_ERR_MACHINE. */
+#define GEN_OUT_OF_MEMORY "error: out of memory\n"
 fp8gen_status gen_out_of_memory(struct fp8gen *gen);
 
 /* ---- files (files.c) ----------------------------------------------------------------------------- */
 
-/* Made by embed.cmake: gen/lua/x.lua as "lua/x.lua", templates/x.cu as "templates/x.cu", sorted by
- * name, data[size] = 0; the last entry has a NULL name. */
+/* Made by embed.cmake from gen/lua and templates: "plan.lua", "quantize.cu"; data[size] = 0; the last
+ * entry has a NULL name. */
 struct embedded_file {
     const char *name;
     const unsigned char *data;
@@ -173,13 +179,13 @@ fp8gen_status gen_template(struct fp8gen *gen, const char *name, struct gen_text
 /* ---- Lua host (script.c) ------------------------------------------------------------------------- */
 
 /* Our modules see, besides the standard library of the header comment:
- *   require "name"          lua/name.lua of the embedded files, run once
+ *   require "name"          name.lua of the embedded files, run once
  *   host.version            "0.1.0"
  *   host.xxh128(text)       32 hex digits
  *   host.template(name)     text and name to show, or an error; goes through gen_template
- *   host.caller()           line of the spec that is being executed, or nil
- *   host.located(f)         a function that calls f(line, ...): line as host.caller gives it, true for
- *                           tail calls as well
+ *   host.less(a, b)         a < b for strings, by bytes in any locale
+ *   host.located(f)         a function that calls f(line, ...): the line of the spec that calls it (nil
+ *                           if none does), true for tail calls as well
  * An error of a module is either a string (a bug of ours: FP8GEN_ERR_INTERNAL, with a traceback) or a
  * table: { message=, hint=?, note=?, file=?, line=?, column=?, length=?, source=? (the file's text) },
  * or a list of such: reported in order, FP8GEN_ERR_SPEC. */

@@ -74,7 +74,7 @@ generator=()
 if ! cmake -S . -B "$build" "${generator[@]}" -DFP8GEN_SANITIZE="${FP8GEN_SANITIZE:-}" \
     ${FP8GEN_CMAKE:-} >"$log" 2>&1; then
     if grep -q 'No CUDA toolkit\|is too old' "$log"; then
-        sed -n '/No CUDA toolkit\|is too old/,/^$/p' "$log" >&2
+        sed -n '/No CUDA toolkit\|is too old/,/^Call Stack/p' "$log" | grep -v '^Call Stack\|^ *$' >&2
         exit 3
     fi
     cat "$log" >&2
