@@ -26,10 +26,10 @@ template <class T> __device__ __forceinline__ void keep_packed(vec8<T> &v) {
     for (int i = 0; i < vec8<T>::words; ++i) asm volatile("" : "+r"(v.w[i]));
 }
 
-// Streaming reads: through the read-only path, leaving L1 to others.
+// Reads through the read-only path.
 __device__ __forceinline__ uint4 load16(const void *p) {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
     return v;
@@ -40,14 +40,14 @@ __device__ __forceinline__ uint4 load16_if(const void *p, bool wanted) {
     uint4 v;
     asm volatile("{\n\t.reg .pred wanted;\n\tsetp.ne.u32 wanted, %5, 0;\n\t"
                  "mov.u32 %0, 0;\n\tmov.u32 %1, 0;\n\tmov.u32 %2, 0;\n\tmov.u32 %3, 0;\n\t"
-                 "@wanted ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+                 "@wanted ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
                  : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
                  : "l"(p), "r"(u32(wanted)));
     return v;
 }
 __device__ __forceinline__ uint2 load8(const void *p) {
     uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+    asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];"
                  : "=r"(v.x), "=r"(v.y)
                  : "l"(p));
     return v;
