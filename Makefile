@@ -11,7 +11,7 @@ help:
 	@echo 'make bench     run the benchmarks of tests/bench on the GPU'
 	@echo 'make all       build the libraries, the program, the examples and the tests'
 	@echo 'make install   install into PREFIX (default /usr/local)'
-	@echo 'make golden    rewrite the golden files from what the program prints now'
+	@echo 'make golden    rewrite the golden files and the README's field list from what the program prints now'
 	@echo 'make format    lay out the sources with clang-format 14'
 	@echo 'make clean     remove the build folder'
 	@echo
@@ -38,8 +38,9 @@ install:
 	cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))
 
 golden:
-	@tools/build.sh fp8gen
+	@tools/build.sh all
 	@tests/golden/update.sh
+	@FP8_TEST_UPDATE=1 $(BUILD)/tests/house_readme
 
 format:
 	@tools/format.sh

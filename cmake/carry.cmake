@@ -1,5 +1,6 @@
-# Copies the shared libraries of Lua, jansson and cmocka beside ours, under their sonames. Run paths
-# are relative, so the build folder then runs on a machine that has none of them.
+# Copies the shared libraries of Lua, jansson and cmocka into lib/carried, under their sonames, where
+# the run paths find them: the build folder then runs on a machine that has none of them.
+list(APPEND CMAKE_BUILD_RPATH "$ORIGIN/carried" "$ORIGIN/../lib/carried")
 set(carried ${LUA_LINK_LIBRARIES} ${JANSSON_LINK_LIBRARIES})
 if(FP8GEN_TESTS)
     pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka)
@@ -9,7 +10,6 @@ foreach(library ${carried})
     file(REAL_PATH "${library}" real)
     execute_process(COMMAND ${CMAKE_OBJDUMP} -p "${real}" OUTPUT_VARIABLE headers)
     if(headers MATCHES "SONAME +([^\n ]+)")
-        file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
-        configure_file("${real}" "${PROJECT_BINARY_DIR}/lib/${CMAKE_MATCH_1}" COPYONLY)
+        configure_file("${real}" "${PROJECT_BINARY_DIR}/lib/carried/${CMAKE_MATCH_1}" COPYONLY)
     endif()
 endforeach()
