@@ -1,0 +1,270 @@
+-- schema.lua - every field of a spec: the one table.
+--
+-- Validation (check.lua), the list that fp8gen_schema returns and the README's table all come from it:
+-- a field that is not here does not exist. Each field:
+--   name, doc
+--   type      "integer" (min, max) | "boolean" | "choice" (choices) | "table" (fields, a scope's name)
+--             | "recipe" | "layers"
+--   default   a value; or the name of another field: { same_as = "tokens" }; absent = required
+--   layer     true: a layer may give it too; what the model gives is then the default of its layers
+--   refused   value -> { message, hint }: values that people try, with the reason why not
+-- Lists keep their order: it is the order of messages and of the printed list.
+
+local schema = {}
+
+local dim_max = 1 << 28 -- products of three such sizes still fit 64 bits where they are needed
+local dtypes = { "bf16", "fp32" }
+
+local function refuse(list, message, hint)
+    local refused = {}
+    for _, value in ipairs(list) do
+        refused[value] = { message, hint }
+    end
+    return refused
+end
+
+local function merge(...)
+    local all = {}
+    for _, part in ipairs({ ... }) do
+        for key, value in pairs(part) do
+            all[key] = value
+        end
+    end
+    return all
+end
+
+local fp8_names = { "fp8", "e4m3", "e5m2", "float8", "fp8_e4m3", "fp8_e5m2" }
+local fp16_refused = refuse({ "fp16", "float16", "half" }, "fp16 is not supported",
+    'use "bf16" or "fp32"')
+local long_names = merge(
+    refuse({ "bfloat16" }, "unknown dtype 'bfloat16'", "did you mean 'bf16'?"),
+    refuse({ "float32", "float" }, "unknown dtype 'float32'", "did you mean 'fp32'?"))
+
+local function dtype_field(name, default, doc, fp8_message, fp8_hint)
+    return {
+        name = name, type = "choice", choices = dtypes, default = default, layer = true, doc = doc,
+        refused = merge(fp16_refused, long_names, refuse(fp8_names, fp8_message, fp8_hint)),
+    }
+end
+
+local no_fp8_output = "an FP8 tensor needs a scale, and recipe 'current' knows it only after the whole"
+    .. " tensor is computed"
+
+local common = {
+    {
+        name = "tokens", type = "integer", min = 1, max = dim_max, default = 8192, layer = true,
+        doc = "usual M: rows of x in one call; what predictions and runs use",
+    },
+    {
+        name = "max_tokens", type = "integer", min = 1, max = dim_max,
+        default = { same_as = "tokens" }, layer = true,
+        doc = "largest M; any M up to it runs without a new build",
+    },
+    {
+        name = "bias", type = "boolean", default = false, layer = true,
+        doc = "y has a bias, and backward gives dbias",
+    },
+    {
+        name = "recipe", type = "recipe", default = "current", layer = true,
+        doc = "how tensors are scaled to FP8",
+    },
+    {
+        name = "accumulation", type = "table", fields = "accumulation", layer = true,
+        doc = "per pass: how partial sums are kept over the contraction",
+    },
+    dtype_field("weight", "bf16", "dtype of the weight that is quantised",
+        "a weight is quantised from bf16 or fp32; FP8 weights are not an input",
+        'give the dtype of the master weight: "bf16" or "fp32"'),
+    dtype_field("output", "bf16", "dtype of y", "FP8 output is not supported: " .. no_fp8_output,
+        'use output = "bf16"; the layer that reads y quantises it'),
+    dtype_field("grad_input", "bf16", "dtype of dx",
+        "FP8 gradients are not an output: " .. no_fp8_output, 'use grad_input = "bf16"'),
+    dtype_field("grad_weight", "fp32", "dtype of dw",
+        "FP8 gradients are not an output: " .. no_fp8_output,
+        'use grad_weight = "fp32", or "bf16" for half the memory'),
+}
+
+local function with_common(first, after)
+    local fields = {}
+    table.move(first, 1, #first, 1, fields)
+    table.move(common, 1, #common, #fields + 1, fields)
+    table.move(after, 1, #after, #fields + 1, fields)
+    return fields
+end
+
+local one_rank = { name = "", type = "integer", min = 1, max = 1, default = 1 }
+
+local function mesh_field(name, doc)
+    return setmetatable({ name = name, doc = doc }, { __index = one_rank })
+end
+
+local interval = {
+    "accumulation intervals are not in this version",
+    "use \"split\" (promoted every 128 of the contraction) or \"fast\" (never)",
+}
+
+local function accumulation_field(name, default, doc)
+    return {
+        name = name, type = "choice", choices = { "fast", "split" }, default = default, doc = doc,
+        refused = { [128] = interval, [256] = interval, [512] = interval },
+    }
+end
+
+-- The scopes: which fields may stand in which braces.
+schema.scopes = {
+    model = with_common({
+        { name = "layers", type = "layers", doc = 'the layers: linear "name" { ... }, one or more' },
+        {
+            name = "mesh", type = "table", fields = "mesh",
+            doc = "ranks along each axis; this version plans for one rank",
+        },
+    }, {}),
+    layer = with_common({
+        { name = "in_features", type = "integer", min = 1, max = dim_max, doc = "K: columns of x and w" },
+        { name = "out_features", type = "integer", min = 1, max = dim_max, doc = "N: columns of y, rows of w" },
+    }, {
+        {
+            name = "count", type = "integer", min = 1, max = 1000000, default = 1,
+            doc = "how many layers of the model have this shape; weighs the totals of a plan",
+        },
+    }),
+    mesh = {
+        mesh_field("tensor", "ranks that share a layer's features"),
+        mesh_field("fsdp", "ranks that share a layer's weight"),
+    },
+    accumulation = {
+        accumulation_field("fprop", "fast", "sum over in_features"),
+        accumulation_field("dgrad", "split", "sum over out_features"),
+        accumulation_field("wgrad", "split", "sum over tokens"),
+    },
+    ["recipe.current"] = {
+        {
+            name = "format", type = "choice", choices = { "hybrid", "e4m3" }, default = "hybrid",
+            doc = "hybrid: x and w E4M3, dy E5M2; e4m3: all E4M3",
+            refused = {
+                e5m2 = { "format 'e5m2' would multiply E5M2 by E5M2, which no FP8 matrix instruction"
+                    .. " and no cuBLASLt routine does", 'use "hybrid": E5M2 for dy alone' },
+            },
+        },
+        {
+            name = "power_of_two", type = "boolean", default = false,
+            doc = "round scales down to powers of two",
+        },
+    },
+}
+
+schema.scope_order = { "model", "layer", "mesh", "accumulation", "recipe.current" }
+schema.scope_title = {
+    model = 'model "name" { ... }',
+    layer = 'linear "name" { ... }',
+    mesh = "mesh = { ... }",
+    accumulation = "accumulation = { ... }",
+    ["recipe.current"] = "recipe.current { ... }",
+}
+
+schema.recipes = { "current" }
+-- Names of recipes that people know from elsewhere.
+schema.other_recipes = { "delayed", "rowwise", "rowwise_hp_wgrad", "block", "mx" }
+
+-- Fields that belong to sharded layers.
+local sharding = "sharded layers are not in this version: it plans for one rank"
+schema.other_fields = {
+    layer = { tensor = sharding, sequence_parallel = sharding, fsdp = sharding },
+    model = { tensor = sharding, sequence_parallel = sharding, fsdp = sharding },
+}
+
+-- Values that fp8gen_override may set.
+schema.overrides = { "tokens", "max_tokens", "recipe" }
+
+schema.max_layers = 4096
+schema.name_max = 64
+-- Names become symbols, keys and parts of file names.
+schema.name_pattern = "^[%a_][%w_.%-]*$"
+schema.name_rule = "a letter or '_', then letters, digits, '_', '.' or '-', at most 64 characters"
+
+-- ---- queries ------------------------------------------------------------------------------------
+
+local by_name = {}
+for scope, fields in pairs(schema.scopes) do
+    by_name[scope] = {}
+    for _, field in ipairs(fields) do
+        by_name[scope][field.name] = field
+    end
+end
+
+function schema.field(scope, name)
+    return by_name[scope][name]
+end
+
+function schema.names(scope)
+    local names = {}
+    for i, field in ipairs(schema.scopes[scope]) do
+        names[i] = field.name
+    end
+    return names
+end
+
+-- What a field accepts, in a few words.
+function schema.range(field)
+    if field.type == "integer" and field.min == field.max then
+        return tostring(field.min)
+    elseif field.type == "integer" then
+        return ("%d..%d"):format(field.min, field.max)
+    elseif field.type == "choice" then
+        return '"' .. table.concat(field.choices, '" | "') .. '"'
+    elseif field.type == "boolean" then
+        return "true | false"
+    elseif field.type == "recipe" then
+        return "recipe." .. table.concat(schema.recipes, " | recipe.")
+    elseif field.type == "layers" then
+        return ("1..%d layers"):format(schema.max_layers)
+    end
+    return "{ " .. table.concat(schema.names(field.fields), ", ") .. " }"
+end
+
+-- The default, as the list shows it.
+function schema.default(field)
+    local default = field.default
+    if field.type == "table" then
+        return "see below"
+    elseif default == nil then
+        return "required"
+    elseif type(default) == "table" then
+        return default.same_as
+    elseif field.type == "recipe" then
+        return "recipe." .. default .. " {}"
+    end
+    return type(default) == "string" and '"' .. default .. '"' or tostring(default)
+end
+
+-- The list of all fields, for people: one line each, grouped by the braces they stand in.
+function schema.text()
+    local lines = {}
+    local width = { 0, 0, 0 }
+    local rows = {}
+    for _, scope in ipairs(schema.scope_order) do
+        rows[#rows + 1] = schema.scope_title[scope]
+        for _, field in ipairs(schema.scopes[scope]) do
+            local default = schema.default(field)
+            if scope == "layer" and schema.field("model", field.name) then
+                default = "the model's"
+            end
+            local row = { field.name, schema.range(field), default, field.doc }
+            for i = 1, 3 do
+                width[i] = math.max(width[i], #row[i])
+            end
+            rows[#rows + 1] = row
+        end
+    end
+    local format = ("  %%-%ds  %%-%ds  %%-%ds  %%s"):format(width[1], width[2], width[3])
+    for i, row in ipairs(rows) do
+        if type(row) == "string" then
+            lines[#lines + 1] = (i > 1 and "\n" or "") .. row
+        else
+            lines[#lines + 1] = format:format(table.unpack(row))
+        end
+    end
+    return table.concat(lines, "\n") .. "\n"
+end
+
+return schema

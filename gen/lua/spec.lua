@@ -1,0 +1,196 @@
+-- spec.lua - reading a spec: the door that script.c knocks at.
+--
+--   begin(source) -> load, environment, string metatable      before the spec runs
+--   syntax_error(load, message) -> diagnostics                the text is no Lua
+--   runtime_error(load, raised, line, stop) -> diagnostics    it stopped; stop: the limit it met, or nil
+--   finish(load, count, value) -> model, canonical text       it returned; raises diagnostics
+--   override(field, value)                                    before that; raises a diagnostic
+--
+-- source = { name, text, instructions, memory_bytes, wall_ms }. The canonical text names every value of
+-- the model in one fixed order; its hash identifies the spec in a bundle, whatever its source looked
+-- like.
+
+local check = require "check"
+local report = require "report"
+local sandbox = require "sandbox"
+local schema = require "schema"
+
+local spec = {}
+
+local overrides = {}
+
+function spec.begin(source)
+    local load = {
+        source = source,
+        report = report.new(source),
+        overrides = overrides,
+        records = setmetatable({}, { __mode = "k" }),
+        unknown_recipes = {},
+    }
+    return load, sandbox.open(load)
+end
+
+-- ---- errors of Lua --------------------------------------------------------------------------------
+
+local escaped = { ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t" }
+
+-- A hint for what people do wrong most often.
+local function syntax_hint(message, near)
+    if message:find("^'}' expected") and near and near:find("^[%w_\"']") then
+        return "is a comma missing before it?"
+    elseif message:find("unfinished string") then
+        return "a text ends on the line it starts on, with the same quote"
+    elseif message:find("near '=?=='") or near == "==" then
+        return "a field is written name = value"
+    elseif near == "-" or near == "/" or near == "#" then
+        return "a comment starts with --"
+    end
+end
+
+function spec.syntax_error(load, message)
+    local line, text = message:match("^spec:(%d+): (.*)$")
+    line, text = tonumber(line), text or message
+    local near = text:match(" near '(.*)'$")
+    local problem = {
+        message = text:gsub("[\n\r\t]", escaped):gsub(" near <eof>$", " at the end of the file"),
+        hint = syntax_hint(text, near),
+    }
+    if text:find("<eof>$") then
+        load.report:last(problem)
+    else
+        load.report:word(line, near, problem)
+    end
+    return load.report:result()
+end
+
+local limit_messages = {
+    instructions = function(source)
+        return ("the spec ran for more than %d instructions"):format(source.instructions)
+    end,
+    time = function(source)
+        return ("the spec ran for more than %d ms"):format(source.wall_ms)
+    end,
+    memory = function(source)
+        return ("the spec used more than %d KiB of memory"):format(source.memory_bytes // 1024)
+    end,
+}
+
+local function plain_error(load, raised, line)
+    local text = tostring(raised):match("^[^\n]*"):gsub("^spec:%d+: ", ""):gsub("^gen/lua/[%w_]+%.lua:%d+: ", "")
+    local word = text:match("%(%a+ '([^']*)'%)")
+    local hint
+    if text:find("^stack overflow") or text:find("C stack overflow", 1, true) then
+        text = "the spec calls itself too deeply"
+    elseif text:find("attempt to call a table value") or text:find("attempt to call a nil value") then
+        hint = "is a comma missing between two fields or layers?"
+    elseif text:find("arithmetic on a string") then
+        hint = "numbers are written without quotes"
+    end
+    load.report:word(line, word, { message = text, hint = hint })
+end
+
+function spec.runtime_error(load, raised, line, stop)
+    line = line and line > 0 and line or nil
+    if stop then
+        load.report:word(line, nil, {
+            message = limit_messages[stop](load.source),
+            hint = "a spec only lists layers; is there a loop without end?",
+        })
+    elseif type(raised) == "table" then
+        load.report:word(line, raised.word, raised)
+    else
+        plain_error(load, raised, line)
+    end
+    return load.report:result()
+end
+
+-- ---- the result -----------------------------------------------------------------------------------
+
+local form = 'a spec ends with: return model "name" { ... }'
+
+local function check_result(load, count, value)
+    local record = load.records[value]
+    if count == 0 then
+        load.report:last({ message = "the spec returns nothing", hint = form })
+    elseif count > 1 then
+        load.report:last_word("return", {
+            message = ("the spec returns %d values, not one model"):format(count), hint = form })
+    elseif not record or record.what ~= "model" then
+        local kind = record and record.what or type(value)
+        load.report:last_word("return", {
+            message = ("the spec returns a %s, not a model"):format(kind), hint = form })
+    elseif record.open then
+        load.report:last_word("return", { message = "the model has no fields", hint = form })
+    else
+        return check.model(load, record)
+    end
+end
+
+-- Every value in a fixed order, one line each.
+local function canonical(value, path, lines)
+    if type(value) ~= "table" then
+        lines[#lines + 1] = path .. "=" .. tostring(value)
+        return
+    end
+    local keys = {}
+    for key in pairs(value) do
+        keys[#keys + 1] = key
+    end
+    table.sort(keys, function(a, b)
+        if type(a) == "number" and type(b) == "number" then
+            return a < b
+        end
+        return host.less(tostring(a), tostring(b))
+    end)
+    for _, key in ipairs(keys) do
+        canonical(value[key], path .. "." .. key, lines)
+    end
+end
+
+function spec.finish(load, count, value)
+    local model = check_result(load, count, value)
+    local problems = load.report:result()
+    if problems then
+        error(problems, 0)
+    end
+    local lines = {}
+    canonical(model, "model", lines)
+    return model, table.concat(lines, "\n") .. "\n"
+end
+
+-- ---- overrides ------------------------------------------------------------------------------------
+
+local function one_of(list)
+    return "one of '" .. table.concat(list, "', '") .. "'"
+end
+
+local function contains(list, value)
+    for _, item in ipairs(list) do
+        if item == value then
+            return true
+        end
+    end
+end
+
+function spec.override(name, text)
+    if not contains(schema.overrides, name) then
+        error({ message = ("'%s' cannot be overridden"):format(name),
+            hint = one_of(schema.overrides) }, 0)
+    end
+    local field = schema.field("layer", name)
+    if field.type == "recipe" then
+        if not contains(schema.recipes, text) then
+            error({ message = ("unknown recipe '%s'"):format(text), hint = one_of(schema.recipes) }, 0)
+        end
+        overrides[name] = text
+        return
+    end
+    local value = text:find("^%d+$") and #text <= 18 and math.tointeger(tonumber(text))
+    if not value or value < field.min or value > field.max then
+        error({ message = ("'%s' must be a whole number of %s, not '%s'"):format(name,
+            schema.range(field), text) }, 0)
+    end
+    overrides[name] = value
+end
+
+return spec
