@@ -1,10 +1,10 @@
 /*
  * buf.c - memory and text of a session: heap, arena, string buffer, hash.
  *
- * All heap memory of libfp8gen's own C code, and that of the Lua state, comes from gen_realloc. A test
- * can make the n-th request of its thread fail; the counter is thread-local, so that compile threads
- * and other tests are not disturbed and no lock is needed. A failure is not reported here: callers see
- * NULL or buf.failed, and the session says "out of memory" once.
+ * All heap memory of libfp8gen's own C code, and that of the Lua state, comes from gen_realloc. A
+ * test can make the n-th request of its thread fail; the counter is thread-local, so that compile
+ * threads and other tests are not disturbed and no lock is needed. A failure is not reported
+ * here: callers see NULL or buf.failed, and the session says "out of memory" once.
  */
 #define XXH_INLINE_ALL
 #include "gen/internal.h"
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* ---- heap ---------------------------------------------------------------------------------------- */
+/* ---- heap ------------------------------------------------------------------------------------ */
 
 static _Thread_local int64_t alloc_count;
 static _Thread_local int64_t alloc_fail_at;
@@ -45,7 +45,7 @@ void gen_free(void *memory)
     free(memory);
 }
 
-/* ---- arena --------------------------------------------------------------------------------------- */
+/* ---- arena ----------------------------------------------------------------------------------- */
 
 struct arena_block {
     struct arena_block *next;
@@ -117,7 +117,7 @@ void arena_free(struct arena *arena)
     arena->first = NULL;
 }
 
-/* ---- string buffer ------------------------------------------------------------------------------- */
+/* ---- string buffer --------------------------------------------------------------------------- */
 
 /* Makes room for `more` bytes and a NUL. */
 static bool buf_reserve(struct buf *buf, size_t more)
@@ -202,7 +202,7 @@ void buf_free(struct buf *buf)
     *buf = (struct buf){ 0 };
 }
 
-/* ---- UTF-8 and hash ------------------------------------------------------------------------------ */
+/* ---- UTF-8 and hash -------------------------------------------------------------------------- */
 
 size_t gen_utf8_length(const char *text, size_t size)
 {

@@ -7,10 +7,11 @@
  *       note: ...
  *       hint: did you mean 'column'?
  *
- * Each is rendered into the session's text when it is reported, so that nothing of the reporter has to
- * outlive the call. Messages, names and source lines may hold what an untrusted spec put there: bytes
- * that are not printable UTF-8 are shown as \xNN, so that no terminal obeys them. Columns come in as
- * bytes and are shown as characters, which is what editors count; long lines are cut around the caret.
+ * Each is rendered into the session's text when it is reported, so that nothing of the reporter
+ * has to outlive the call. Messages, names and source lines may hold what an untrusted spec put
+ * there: bytes that are not printable UTF-8 are shown as \xNN, so that no terminal obeys them.
+ * Columns come in as bytes and are shown as characters, which is what editors count; long lines
+ * are cut around the caret.
  */
 #include "gen/internal.h"
 

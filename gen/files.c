@@ -1,9 +1,10 @@
 /*
  * files.c - text that comes from outside a session: files, embedded files, templates.
  *
- * In: a path or a name; out: NUL-terminated text in the session's arena, or one error that says what
- * is wrong with the file. Only regular files are read (a FIFO or a terminal would hang, /dev/zero never
- * end), and never more than a limit. Nothing is known here of what the text means.
+ * In: a path or a name; out: NUL-terminated text in the session's arena, or one error that says
+ * what is wrong with the file. Only regular files are read (a FIFO or a terminal would hang,
+ * /dev/zero never end), and never more than a limit. Nothing is known here of what the text
+ * means.
  */
 #include "gen/internal.h"
 
@@ -48,8 +49,8 @@ static fp8gen_status fail_errno(struct fp8gen *gen, const char *path, const char
     return why == NULL ? gen_out_of_memory(gen) : fail_file(gen, path, why, NULL);
 }
 
-/* Reads until the end of the file or until `capacity` is full. Returns the bytes read, or -1 with errno
- * set. */
+/* Reads until the end of the file or until `capacity` is full. Returns the bytes read, or -1 with
+ * errno set. */
 static ssize_t read_all(int fd, char *data, size_t capacity)
 {
     size_t size = 0;

@@ -1,13 +1,15 @@
 /*
- * internal.h - what the rooms of libfp8gen share: memory, text, diagnostics, files and the Lua host.
+ * internal.h - what the rooms of libfp8gen share: memory, text, diagnostics, files and the Lua
+ * host.
  *
- * Memory: everything that a session hands out or keeps lives in its arena and goes with fp8gen_close.
- * Heap memory is asked for through gen_realloc alone, so that a test can make the n-th request fail.
+ * Memory: everything that a session hands out or keeps lives in its arena and goes with
+ * fp8gen_close. Heap memory is asked for through gen_realloc alone, so that a test can make the
+ * n-th request fail.
  * Text: struct buf grows and remembers its first failure; test it once, at the end.
  * Diagnostics: rendered when reported, in order. Report, then return the status.
- * Lua: one state per session, holding our modules (full string, table, math, utf8; no io, os, debug)
- * and, behind a whitelist, the spec. Lua's C API raises errors by longjmp: it is used only inside a
- * body that script_run protects. Bodies keep heap memory in the arena or in Lua, never on their own.
+ * Lua: one state per session, holding our modules (full string, table, math, utf8; no io, os,
+ * debug) and, behind a whitelist, the spec. Lua's C API raises errors by longjmp: it is used only
+ * inside a body that script_run protects. Bodies keep heap memory in the arena or in Lua.
  *
  * This header knows nothing of devices, NVRTC or JSON.
  */
@@ -25,18 +27,18 @@
 #define GEN_VERSION "0.1.0"
 #define GEN_PRINTF(f, a) __attribute__((format(printf, f, a)))
 
-/* ---- heap (buf.c) -------------------------------------------------------------------------------- */
+/* ---- heap (buf.c) ---------------------------------------------------------------------------- */
 
 /* realloc and free; size > 0. NULL when there is no memory or the hook says so. */
 void *gen_realloc(void *memory, size_t size);
 void gen_free(void *memory);
 
-/* For tests, per thread: the n-th request from now on fails (1 = the next), and all after it if `on`
- * is set; 0 = none fails. gen_alloc_count: requests of this thread so far. */
+/* For tests, per thread: the n-th request from now on fails (1 = the next), and all after it if
+ * `on` is set; 0 = none fails. gen_alloc_count: requests of this thread so far. */
 void gen_alloc_fail(int64_t nth, bool on);
 int64_t gen_alloc_count(void);
 
-/* ---- arena (buf.c) ------------------------------------------------------------------------------- */
+/* ---- arena (buf.c) --------------------------------------------------------------------------- */
 
 struct arena_block;
 struct arena {
@@ -50,10 +52,10 @@ char *arena_copy(struct arena *arena, const void *data, size_t size);
 char *arena_printf(struct arena *arena, const char *format, ...) GEN_PRINTF(2, 3);
 void arena_free(struct arena *arena);
 
-/* ---- string buffer (buf.c) ----------------------------------------------------------------------- */
+/* ---- string buffer (buf.c) ------------------------------------------------------------------- */
 
-/* Start with {0}. data is NUL-terminated when size > 0. After a failed request `failed` stays set and
- * what was added since is lost. */
+/* Start with {0}. data is NUL-terminated when size > 0. After a failed request `failed` stays set
+ * and what was added since is lost. */
 struct buf {
     char *data;
     size_t size;
@@ -75,7 +77,7 @@ size_t gen_utf8_length(const char *text, size_t size);
 /* xxh128 of the bytes as 32 hex digits (canonical order) and a NUL. */
 void gen_hash(const void *data, size_t size, char hex[33]);
 
-/* ---- session (session.c) ------------------------------------------------------------------------- */
+/* ---- session (session.c) --------------------------------------------------------------------- */
 
 /* What a spec may use while it is evaluated. */
 struct script_limits {
@@ -127,7 +129,7 @@ struct fp8gen {
 /* FP8GEN_OK if a spec is loaded and right; else reports what is missing. */
 fp8gen_status gen_require_model(struct fp8gen *gen);
 
-/* ---- diagnostics (diag.c) ------------------------------------------------------------------------ */
+/* ---- diagnostics (diag.c) -------------------------------------------------------------------- */
 
 /* One error. Only message is needed. Lines and columns count from 1; columns and length count bytes
  * of the source here, characters when shown. */
@@ -152,10 +154,10 @@ fp8gen_status gen_fail(struct fp8gen *gen, fp8gen_status status, const char *hin
 #define GEN_OUT_OF_MEMORY "error: out of memory\n"
 fp8gen_status gen_out_of_memory(struct fp8gen *gen);
 
-/* ---- files (files.c) ----------------------------------------------------------------------------- */
+/* ---- files (files.c) ------------------------------------------------------------------------- */
 
-/* Made by embed.cmake from gen/lua and templates: "plan.lua", "quantize.cu"; data[size] = 0; the last
- * entry has a NULL name. */
+/* Made by embed.cmake from gen/lua and templates: "plan.lua", "quantize.cu"; data[size] = 0; the
+ * last entry has a NULL name. */
 struct embedded_file {
     const char *name;
     const unsigned char *data;
@@ -172,11 +174,11 @@ const struct embedded_file *gen_embedded(const char *name);
 fp8gen_status gen_read_file(struct fp8gen *gen, const char *path, size_t limit,
                             struct gen_text *text);
 
-/* The text of a template ("quantize.cu", "types.cuh"), from template_dir if that is set; text->name is
- * what diagnostics show. Reports and returns FP8GEN_ERR_MACHINE when it is not there. */
+/* The text of a template ("quantize.cu", "types.cuh"), from template_dir if that is set; text->name
+ * is what diagnostics show. Reports and returns FP8GEN_ERR_MACHINE when it is not there. */
 fp8gen_status gen_template(struct fp8gen *gen, const char *name, struct gen_text *text);
 
-/* ---- Lua host (script.c) ------------------------------------------------------------------------- */
+/* ---- Lua host (script.c) --------------------------------------------------------------------- */
 
 /* Our modules see, besides the standard library of the header comment:
  *   require "name"          name.lua of the embedded files, run once
@@ -184,14 +186,14 @@ fp8gen_status gen_template(struct fp8gen *gen, const char *name, struct gen_text
  *   host.xxh128(text)       32 hex digits
  *   host.template(name)     text and name to show, or an error; goes through gen_template
  *   host.less(a, b)         a < b for strings, by bytes in any locale
- *   host.located(f)         a function that calls f(line, ...): the line of the spec that calls it (nil
- *                           if none does), true for tail calls as well
- * An error of a module is either a string (a bug of ours: FP8GEN_ERR_INTERNAL, with a traceback) or a
- * table: { message=, hint=?, note=?, file=?, line=?, column=?, length=?, source=? (the file's text) },
- * or a list of such: reported in order, FP8GEN_ERR_SPEC. */
+ *   host.located(f)         a function that calls f(line, ...): the line of the spec that calls it
+ *                           (nil if none does), true for tail calls as well
+ * An error of a module is either a string (a bug of ours: FP8GEN_ERR_INTERNAL, with a traceback)
+ * or a table: { message=, hint=?, note=?, file=?, line=?, column=?, length=?, source=? (the
+ * file's text) }, or a list of such: reported in order, FP8GEN_ERR_SPEC. */
 
-/* Runs body in protected mode, with user as a light userdata at index 1; what it leaves on the stack
- * is dropped. Reports errors as said above. Out of memory: FP8GEN_ERR_MACHINE. */
+/* Runs body in protected mode, with user as a light userdata at index 1; what it leaves on the
+ * stack is dropped. Reports errors as said above. Out of memory: FP8GEN_ERR_MACHINE. */
 fp8gen_status script_run(struct fp8gen *gen, lua_CFunction body, void *user);
 
 /* Inside a body: */
@@ -211,7 +213,7 @@ void script_close(struct fp8gen *gen);
 /* Evaluates and checks gen->spec; on success the model is kept and gen->spec_hash set. */
 fp8gen_status script_load_spec(struct fp8gen *gen);
 
-/* ---- owners of parts of a session; NULL-safe ----------------------------------------------------- */
+/* ---- owners of parts of a session; NULL-safe ------------------------------------------------- */
 
 void gen_plan_free(struct fp8gen *gen);  /* plan.c: gen->plan */
 void gen_nvrtc_free(struct fp8gen *gen); /* nvrtc.c: gen->nvrtc */

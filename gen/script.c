@@ -1,14 +1,15 @@
 /*
  * script.c - the Lua host: our own modules, and behind a fence the spec.
  *
- * In: embedded modules, the text of a spec. Out: the checked model table (kept in the Lua registry) or
- * reported errors. It knows nothing of what a spec means; lua/spec.lua does.
+ * In: embedded modules, the text of a spec. Out: the checked model table (kept in the Lua
+ * registry) or reported errors. It knows nothing of what a spec means; lua/spec.lua does.
  *
- * One state serves both. What keeps the spec in: its chunk is text and sees only the environment that
- * lua/sandbox.lua makes; while it runs, strings have a metatable with the few allowed functions, the
- * allocator has a limit, and a count hook checks instructions and time. C functions of Lua that could
- * work for long without a hook (table.move, sort of long strings) are replaced in sandbox.lua.
- * Lua reports errors by longjmp, so all work happens in bodies under lua_pcall.
+ * One state serves both. What keeps the spec in: its chunk is text and sees only the environment
+ * that lua/sandbox.lua makes; while it runs, strings have a metatable with the few allowed
+ * functions, the allocator has a limit, and a count hook checks instructions and time. C
+ * functions of Lua that could work for long without a hook (table.move, sort of long strings) are
+ * replaced in sandbox.lua. Lua reports errors by longjmp, so all work happens in bodies under
+ * lua_pcall.
  */
 #include "gen/internal.h"
 
@@ -30,7 +31,7 @@ enum {
 /* script_throw raises the address of its status's place. */
 static const char throw_tags[FP8GEN_ERR_INTERNAL + 1];
 
-/* ---- memory, time and place ---------------------------------------------------------------------- */
+/* ---- memory, time and place ------------------------------------------------------------------ */
 
 /* The line of the innermost function of the spec that is running; 0 if none is. Needs no memory. */
 static int spec_line(lua_State *L)
@@ -91,7 +92,7 @@ static void count_hook(lua_State *L, lua_Debug *info)
         luaL_error(L, "%s", script->stop);
 }
 
-/* ---- what our modules are given ------------------------------------------------------------------ */
+/* ---- what our modules are given -------------------------------------------------------------- */
 
 struct fp8gen *script_session(lua_State *L)
 {
@@ -136,7 +137,7 @@ static int host_less(lua_State *L)
     return 1;
 }
 
-/* Unlike a Lua function, a C function called in tail position leaves the caller's frame in place. */
+/* Unlike a Lua function, a C function in tail position leaves the caller's frame in place. */
 static int call_located(lua_State *L)
 {
     int line = spec_line(L);
@@ -209,7 +210,7 @@ void script_push_model(lua_State *L)
         luaL_error(L, "there is no model");
 }
 
-/* ---- bodies and their errors --------------------------------------------------------------------- */
+/* ---- bodies and their errors ----------------------------------------------------------------- */
 
 static int add_traceback(lua_State *L)
 {
@@ -282,7 +283,7 @@ static fp8gen_status fail_internal(struct fp8gen *gen)
                     message == NULL ? "an error without a message" : message);
 }
 
-/* Runs the function that lies below its `count` arguments on the stack. The error stays on the stack. */
+/* Runs the function that lies below its `count` arguments on the stack. An error stays there. */
 static int protected_call(lua_State *L, int count)
 {
     int base = lua_gettop(L) - count;
@@ -324,7 +325,7 @@ fp8gen_status script_run(struct fp8gen *gen, lua_CFunction body, void *user)
     return status;
 }
 
-/* ---- opening ------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static void push_host(lua_State *L)
 {
@@ -390,7 +391,7 @@ void script_close(struct fp8gen *gen)
     gen->script.L = NULL;
 }
 
-/* ---- the spec ------------------------------------------------------------------------------------ */
+/* ---- the spec -------------------------------------------------------------------------------- */
 
 /* Message handler while the spec runs: the error goes on as it is, its place is kept. */
 static int note_line(lua_State *L)
@@ -408,8 +409,8 @@ static void set_string_metatable(lua_State *L)
     lua_pop(L, 1);
 }
 
-/* Calls the chunk at the top with all fences up; index `strings`: the metatable of strings meanwhile.
- * What the chunk returns, or its error, takes its place. */
+/* Calls the chunk at the top with all fences up; index `strings`: the metatable of strings
+ * meanwhile. What the chunk returns, or its error, takes its place. */
 static int run_fenced(lua_State *L, int strings)
 {
     struct script *script = &script_session(L)->script;

@@ -1,11 +1,11 @@
 /*
  * session.c - a session of the generator: opening, overrides, loading a spec, diagnostics, schema.
  *
- * In: the calls of fp8gen.h up to the loaded spec. Out: a session whose Lua host holds a checked model,
- * or diagnostics. What follows (plan, expand, build) lies in plan.c and build.c and starts with
- * gen_require_model. The text of a spec is made plain here (UTF-8, no BOM, LF line ends) before anyone
- * counts lines in it. A load that fails leaves the session without a model for good: one session, one
- * spec.
+ * In: the calls of fp8gen.h up to the loaded spec. Out: a session whose Lua host holds a checked
+ * model, or diagnostics. What follows (plan, expand, build) lies in plan.c and build.c and starts
+ * with gen_require_model. The text of a spec is made plain here (UTF-8, no BOM, LF line ends)
+ * before anyone counts lines in it. A load that fails leaves the session without a model for
+ * good: one session, one spec.
  */
 #include "gen/internal.h"
 
@@ -14,7 +14,7 @@
 
 enum { SPEC_BYTES_MAX = 1 << 20 };
 
-/* ---- open and close ------------------------------------------------------------------------------ */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 const char *fp8gen_version(void)
 {
@@ -66,7 +66,7 @@ const char *fp8gen_diagnostics(const fp8gen *gen)
     return gen->out_of_memory ? GEN_OUT_OF_MEMORY : "";
 }
 
-/* ---- overrides and schema ------------------------------------------------------------------------ */
+/* ---- overrides and schema -------------------------------------------------------------------- */
 
 struct override {
     const char *field;
@@ -116,7 +116,7 @@ fp8gen_status fp8gen_schema(fp8gen *gen, const char **text)
     return status;
 }
 
-/* ---- the text of a spec -------------------------------------------------------------------------- */
+/* ---- the text of a spec ---------------------------------------------------------------------- */
 
 /* Line and column (bytes, from 1) of a byte of the text. */
 static void place_of(const struct gen_text *text, size_t offset, struct gen_diag *diag)
@@ -211,7 +211,7 @@ static fp8gen_status load(struct fp8gen *gen, struct gen_text text, char *data)
     return status;
 }
 
-/* ---- loading ------------------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 static fp8gen_status start_load(struct fp8gen *gen)
 {

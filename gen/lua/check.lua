@@ -1,16 +1,17 @@
 -- check.lua - a spec's records against the schema: the checked model, or all errors.
 --
--- In: the record that the spec returned (sandbox.lua), the overrides. Out: the model table that plan.lua
--- reads (every default filled in, every value of its range), and problems in a report (report.lua).
--- Knows the meaning of fields only through schema.lua and the few rules between fields that are written
--- here. A value that was refused is left out of later rules: one mistake gives one error.
+-- In: the record that the spec returned (sandbox.lua), the overrides. Out: the model table that
+-- plan.lua reads (every default filled in, every value of its range), and problems in a report
+-- (report.lua). Knows the meaning of fields only through schema.lua and the few rules between
+-- fields that are written here. A value that was refused is left out of later rules: one mistake
+-- gives one error.
 
 local locate = require "locate"
 local schema = require "schema"
 
 local check = {}
 
--- ---- values in messages ---------------------------------------------------------------------------
+-- ---- values in messages -------------------------------------------------------------------------
 
 local function quoted(value)
     local text = #value > 40 and value:sub(1, 37) .. "..." or value
@@ -20,6 +21,8 @@ end
 local function show(value)
     if type(value) == "string" then
         return quoted(value)
+    elseif value ~= value then
+        return "nan" -- printf gives some NaNs a sign
     elseif math.type(value) == "float" then
         return ("%.14g"):format(value)
     end
@@ -45,7 +48,7 @@ local function quote_list(list)
     return "'" .. table.concat(list, "', '") .. "'"
 end
 
--- ---- one value ------------------------------------------------------------------------------------
+-- ---- one value ----------------------------------------------------------------------------------
 -- Each checker returns the value, or nil and a message and a hint.
 
 local checkers = {}
@@ -100,11 +103,13 @@ function checkers.choice(state, field, value)
         near and ("%s (%s)"):format(near, allowed) or "one of " .. allowed
 end
 
--- ---- fields of one scope --------------------------------------------------------------------------
+-- ---- fields of one scope ------------------------------------------------------------------------
 
--- Reports keys that the scope does not have, values without a key, and keys given twice.
+-- Reports keys that the scope does not have, values without a key, and keys given twice. Returns
+-- the names of fields that were probably meant: they are not missing as well.
 local function check_keys(state, scope, entry, fields)
     local report = state.report
+    local meant = {}
     report:duplicates(entry)
     local unknown, positional = {}, 0
     for key in next, fields do
@@ -120,21 +125,25 @@ local function check_keys(state, scope, entry, fields)
             break
         end
         local other = schema.other_fields[scope] and schema.other_fields[scope][key]
-        local near = nearest_of(key, schema.names(scope))
+        local near = locate.nearest(key, schema.names(scope))
+        meant[near or ""] = true
         local known = "fields here: " .. table.concat(schema.names(scope), ", ")
         report:key(entry, key, {
             message = other and ("field '%s': %s"):format(key, other)
                 or ("unknown field %s"):format(quoted(key)),
-            hint = other and "leave it out" or near or known,
+            hint = other and "leave it out"
+                or near and ("did you mean '%s'?"):format(near) or known,
         })
     end
     if positional > 0 then
+        meant.any = true
         report:unnamed(entry, {
             message = ("a value without a name in %s"):format(schema.scope_title[scope]),
-            hint = scope == "model" and "layers stand in layers = { ... }; other fields are name = value"
+            hint = scope == "model" and "layers stand in layers = { ... }; the rest is name = value"
                 or "fields are written name = value: " .. table.concat(schema.names(scope), ", "),
         })
     end
+    return meant
 end
 
 local check_value -- for nested tables
@@ -182,14 +191,14 @@ end
 local function mesh_problem(state, field, value)
     local whole = type(value) == "number" and math.tointeger(value)
     if whole and whole > 1 then
-        return ("mesh '%s' is %d, but this version plans for one rank (tensor = 1, fsdp = 1)"):format(
-            field.name, whole), ("write %s = 1, or leave it out"):format(field.name)
+        local message = "mesh '%s' is %d, but this version plans for one rank (1 x 1)"
+        local hint = "write %s = 1, or leave it out"
+        return message:format(field.name, whole), hint:format(field.name)
     end
 end
 
 function check_value(state, field, value, entry)
-    local message, hint = nil, nil
-    local result
+    local result, message, hint
     if field.min == 1 and field.max == 1 then
         message, hint = mesh_problem(state, field, value)
     end
@@ -202,19 +211,21 @@ function check_value(state, field, value, entry)
     return result
 end
 
--- Fills what a record's own fields give: name -> value, or `refused` for a value that was reported.
+-- What a record's own fields give: name -> value, or `refused` for a value that was reported;
+-- second, what check_keys returns.
 local refused = {}
 
 local function check_scope(state, scope, record)
     local values = {}
     if record.bad_fields then
         state.report:head(record, {
-            message = ("a %s needs a table of fields, not %s"):format(record.what, record.bad_fields),
+            message = ("a %s needs a table of fields, not %s"):format(record.what,
+                record.bad_fields),
             hint = "write " .. schema.scope_title[scope],
         })
         return nil
     end
-    check_keys(state, scope, record, record.fields)
+    local meant = check_keys(state, scope, record, record.fields)
     for _, field in ipairs(schema.scopes[scope]) do
         local value = record.fields[field.name]
         if value ~= nil and field.type ~= "layers" then
@@ -225,10 +236,10 @@ local function check_scope(state, scope, record)
             values[field.name] = checked
         end
     end
-    return values
+    return values, meant
 end
 
--- ---- recipe, name, mesh ---------------------------------------------------------------------------
+-- ---- recipe, name, mesh -------------------------------------------------------------------------
 
 function check.recipe(state, record)
     local scope = "recipe." .. record.recipe
@@ -280,7 +291,7 @@ local function check_name(state, record)
     end
 end
 
--- ---- layers ---------------------------------------------------------------------------------------
+-- ---- layers -------------------------------------------------------------------------------------
 
 -- A value for a layer: its own, else the model's, else the default. Second result: who gave it.
 local function resolve(field, own, model)
@@ -344,7 +355,7 @@ end
 
 local function check_layer(state, record, model)
     local name = check_name(state, record)
-    local own = check_scope(state, "layer", record)
+    local own, meant = check_scope(state, "layer", record)
     if not own then
         return nil
     end
@@ -355,10 +366,12 @@ local function check_layer(state, record, model)
         if field.type == "table" then
             value = fill_accumulation(own[field.name], model[field.name])
         elseif value == nil then
-            state.report:head(record, {
-                message = ("'%s' is missing"):format(field.name),
-                hint = ("%s: %s"):format(field.name, field.doc),
-            })
+            if not meant.any and not meant[field.name] then
+                state.report:head(record, {
+                    message = ("'%s' is missing"):format(field.name),
+                    hint = ("%s is %s"):format(field.name, field.doc),
+                })
+            end
             value = refused
         elseif source == "default" and type(value) == "table" and value.same_as then
             value = layer[value.same_as]
@@ -426,12 +439,14 @@ local function layer_places(state, list)
     return count
 end
 
-local function check_layers(state, record, model)
+local function check_layers(state, record, model, meant)
     local list = record.fields.layers
     local layers, seen = {}, {}
     local hint = 'write layers = { linear "name" { ... }, ... }'
     if list == nil then
-        state.report:head(record, { message = "'layers' is missing", hint = hint })
+        if not meant.any and not meant.layers then
+            state.report:head(record, { message = "'layers' is missing", hint = hint })
+        end
         return layers
     elseif type(list) ~= "table" or state.records[list] then
         state.report:value(record, "layers", {
@@ -463,7 +478,7 @@ local function check_layers(state, record, model)
     return layers
 end
 
--- ---- the model ------------------------------------------------------------------------------------
+-- ---- the model ----------------------------------------------------------------------------------
 
 local function check_unknown_recipes(state)
     for _, use in ipairs(state.unknown_recipes) do
@@ -487,7 +502,7 @@ function check.model(state, record)
     state.model_record = record
     check_unknown_recipes(state)
     local name = check_name(state, record)
-    local values = check_scope(state, "model", record)
+    local values, meant = check_scope(state, "model", record)
     if not values then
         return nil
     end
@@ -495,7 +510,7 @@ function check.model(state, record)
     for _, field in ipairs(schema.scopes.mesh) do
         mesh[field.name] = field.default
     end
-    return { name = name, mesh = mesh, layers = check_layers(state, record, values) }
+    return { name = name, mesh = mesh, layers = check_layers(state, record, values, meant) }
 end
 
 return check

@@ -1,10 +1,11 @@
 -- locate.lua - where in the text of a spec something stands.
 --
--- Lua's debug info gives only the line of a call. For a place to underline, a small lexer splits the
--- text into tokens (comments dropped; strings whole), finds the call on that line, the brace that opens
--- its fields, and inside it each field's key and value. Nothing is evaluated: what the text does not
--- show (a value set by code, a constructor under another name) is simply not found, and the caller
--- falls back to the constructor or the line. Runs only to report, on text of at most 1 MiB.
+-- Lua's debug info gives only the line of a call. For a place to underline, a small lexer splits
+-- the text into tokens (comments dropped; strings whole), finds the call on that line, the brace
+-- that opens its fields, and inside it each field's key and value. Nothing is evaluated: what the
+-- text does not show (a value set by code, a constructor under another name) is simply not found,
+-- and the caller falls back to the constructor or the line. Runs only to report, on text of at
+-- most 1 MiB.
 --
 --   locate.new(text) -> index;  index:entry(path, name, line) -> entry | nil
 --   index:fields(entry) -> list of { key, key_at = span, value_at = span, open = token }
@@ -197,8 +198,8 @@ function index_methods:path_at(n, path)
     return i - 2
 end
 
--- One argument of a call, which starts at token n: its first and last token without parentheses, and
--- the token after it. nil if no call goes on here.
+-- One argument of a call, which starts at token n: its first and last token without parentheses,
+-- and the token after it. nil if no call goes on here.
 function index_methods:argument(n)
     local token = self:token(n)
     if token == "(" then
@@ -256,8 +257,9 @@ function index_methods:calls(path, named)
 end
 
 -- The call of `path` with the name `name` (nil = none or not a literal) that debug info places on
--- `line`; calls of a path without a dot have one. Versions of Lua differ in what they call its line: that of the callee, of the name or of the
--- brace. A call with just this name goes before one whose name is computed.
+-- `line`; calls of a path without a dot have one. Versions of Lua differ in what they call its
+-- line: that of the callee, of the name or of the brace. A call with just this name goes before
+-- one whose name is computed.
 function index_methods:entry(path, name, line)
     local calls = self:calls(path, not path:find(".", 1, true))
     for _, key in ipairs({ name or "", "" }) do

@@ -1,10 +1,11 @@
 -- report.lua - collects the problems of a spec, finds their places, folds and sorts them.
 --
--- In: problems { message, hint, note } with what they are about: a field's key or value, a constructor,
--- a word on a line. Out: the list of diagnostics that script.c reports. Places come from locate.lua;
--- what it does not find (a value set by code) is reported at the constructor, with a note. Problems that
--- differ only in the layer they were met in (a loop makes layers) become one, which names the layers.
--- At most `max_shown` are kept: what follows is only counted, so that a hostile spec costs little.
+-- In: problems { message, hint, note } with what they are about: a field's key or value, a
+-- constructor, a word on a line. Out: the list of diagnostics that script.c reports. Places come
+-- from locate.lua; what it does not find (a value set by code) is reported at the constructor,
+-- with a note. Problems that differ only in the layer they were met in (a loop makes layers)
+-- become one, which names the layers. At most `max_shown` are kept: what follows is only counted,
+-- so that a hostile spec costs little.
 
 local locate = require "locate"
 
@@ -64,7 +65,7 @@ local function add(self, span, line, problem, note, owner)
     end
 end
 
--- ---- places ---------------------------------------------------------------------------------------
+-- ---- places -------------------------------------------------------------------------------------
 
 -- What locate knows of an entry: a record of sandbox.lua or a nested table; nil if it is not found.
 local function located(self, entry)
@@ -155,7 +156,7 @@ local function at_field(self, entry, key, problem, part)
     else
         local shown = #key > 40 and key:sub(1, 37) .. "..." or key
         at_head(self, entry, problem,
-            ("'%s' is set by code, not between these braces"):format(shown))
+            ("'%s' is set by code, not written here"):format(shown))
     end
 end
 
@@ -210,7 +211,7 @@ function methods:last(problem)
     add(self, count > 0 and { count, count }, nil, problem)
 end
 
--- The n-th last occurrence of a word is not needed: the last one is.
+-- The last place of a word in the text.
 function methods:last_word(word, problem)
     local index = self:index()
     for n = index.count, 1, -1 do
@@ -248,7 +249,7 @@ function methods:duplicates(entry)
     end
 end
 
--- ---- result ---------------------------------------------------------------------------------------
+-- ---- result -------------------------------------------------------------------------------------
 
 local function by_place(a, b)
     local a_line, b_line = a.line or 0, b.line or 0

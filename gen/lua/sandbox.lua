@@ -1,12 +1,14 @@
 -- sandbox.lua - what a spec sees: a whitelist of Lua and the three words model, linear, recipe.
 --
--- In: the load (spec.lua). Out: the environment of the spec's chunk, the metatable that strings have
--- while it runs, and records of what its constructors were called with. It checks nothing about fields.
+-- In: the load (spec.lua). Out: the environment of the spec's chunk, the metatable that strings
+-- have while it runs, and records of what its constructors were called with. It checks nothing
+-- about fields.
 --
--- The spec must give the same model every time and must not hang: no random, no clock, no addresses
--- (tostring, %p), pairs in a fixed order, and no C function of Lua that works long without running Lua
--- code, where the instruction hook cannot see it: table.move is written in Lua, table.sort compares in
--- Lua. Everything handed out is a fresh table, so that a spec can spoil only its own.
+-- The spec must give the same model every time and must not hang: no random, no clock, no
+-- addresses (tostring, %p), pairs in a fixed order, and no C function of Lua that works long
+-- without running Lua code, where the instruction hook cannot see it: table.move is written in
+-- Lua, table.sort compares in Lua. Everything handed out is a fresh table, so that a spec can
+-- spoil only its own.
 
 local locate = require "locate"
 local schema = require "schema"
@@ -36,7 +38,7 @@ local function names_of(t)
     return names
 end
 
--- ---- functions that replace Lua's -----------------------------------------------------------------
+-- ---- functions that replace Lua's ---------------------------------------------------------------
 
 local function less(a, b)
     if type(a) == "string" and type(b) == "string" then
@@ -124,7 +126,7 @@ local function format(text, ...)
     return string.format(text, table.unpack(args, 1, args.n))
 end
 
--- ---- guards: what is not there says so ------------------------------------------------------------
+-- ---- guards: what is not there says so ----------------------------------------------------------
 
 local output = "a spec gives a model and has no output"
 local no_files = "a spec is one file and reads no other"
@@ -178,7 +180,7 @@ local function guard_globals(env)
     })
 end
 
--- ---- constructors ---------------------------------------------------------------------------------
+-- ---- constructors -------------------------------------------------------------------------------
 
 -- The fields as they are now: what the spec does to its table later changes nothing.
 local function snapshot(fields)
@@ -233,8 +235,8 @@ local function named_constructor(state, path, what)
     end)
 end
 
--- recipe.current { ... }. An unknown recipe is recorded and its call accepted, so that all errors of
--- the spec are met.
+-- recipe.current { ... }. An unknown recipe is recorded and its call accepted, so that all errors
+-- of the spec are met.
 local function recipe_table(state)
     local function constructor(name, known)
         local open = host.located(function(line, ...)
@@ -257,7 +259,7 @@ local function recipe_table(state)
     return setmetatable(recipes, { __index = unknown, __metatable = false })
 end
 
--- ---- the environment ------------------------------------------------------------------------------
+-- ---- the environment ----------------------------------------------------------------------------
 
 local math_names = { "abs", "acos", "asin", "atan", "ceil", "cos", "deg", "exp", "floor", "fmod",
     "huge", "log", "max", "maxinteger", "min", "mininteger", "modf", "pi", "rad", "sin", "sqrt",
@@ -271,8 +273,8 @@ local function string_library()
     return guard(library, "string")
 end
 
--- state.records receives: object or unfinished constructor -> record. Returns the environment and the
--- metatable of strings.
+-- state.records receives: object or unfinished constructor -> record. Returns the environment and
+-- the metatable of strings.
 function sandbox.open(state)
     local tables = copy(table_names, table)
     tables.sort, tables.move = sort, move

@@ -1,10 +1,10 @@
 -- schema.lua - every field of a spec: the one table.
 --
--- Validation (check.lua), the list that fp8gen_schema returns and the README's table all come from it:
--- a field that is not here does not exist. Each field:
+-- Validation (check.lua), the list that fp8gen_schema returns and the README's table all come
+-- from it: a field that is not here does not exist. Each field:
 --   name, doc
---   type      "integer" (min, max) | "boolean" | "choice" (choices) | "table" (fields, a scope's name)
---             | "recipe" | "layers"
+--   type      "integer" (min, max) | "boolean" | "choice" (choices) | "recipe" | "layers"
+--             | "table" (fields, a scope's name)
 --   default   a value; or the name of another field: { same_as = "tokens" }; absent = required
 --   layer     true: a layer may give it too; what the model gives is then the default of its layers
 --   refused   value -> { message, hint }: values that people try, with the reason why not
@@ -47,8 +47,8 @@ local function dtype_field(name, default, doc, fp8_message, fp8_hint)
     }
 end
 
-local no_fp8_output = "an FP8 tensor needs a scale, and recipe 'current' knows it only after the whole"
-    .. " tensor is computed"
+local no_fp8_output = "an FP8 tensor needs a scale, and recipe 'current' knows it only after the"
+    .. " whole tensor is computed"
 
 local common = {
     {
@@ -113,15 +113,20 @@ end
 -- The scopes: which fields may stand in which braces.
 schema.scopes = {
     model = with_common({
-        { name = "layers", type = "layers", doc = 'the layers: linear "name" { ... }, one or more' },
+        {
+            name = "layers", type = "layers",
+            doc = 'the layers: linear "name" { ... }, one or more',
+        },
         {
             name = "mesh", type = "table", fields = "mesh",
             doc = "ranks along each axis; this version plans for one rank",
         },
     }, {}),
     layer = with_common({
-        { name = "in_features", type = "integer", min = 1, max = dim_max, doc = "K: columns of x and w" },
-        { name = "out_features", type = "integer", min = 1, max = dim_max, doc = "N: columns of y, rows of w" },
+        { name = "in_features", type = "integer", min = 1, max = dim_max,
+            doc = "K, the columns of x and w" },
+        { name = "out_features", type = "integer", min = 1, max = dim_max,
+            doc = "N, the columns of y, the rows of w" },
     }, {
         {
             name = "count", type = "integer", min = 1, max = 1000000, default = 1,
@@ -142,8 +147,10 @@ schema.scopes = {
             name = "format", type = "choice", choices = { "hybrid", "e4m3" }, default = "hybrid",
             doc = "hybrid: x and w E4M3, dy E5M2; e4m3: all E4M3",
             refused = {
-                e5m2 = { "format 'e5m2' would multiply E5M2 by E5M2, which no FP8 matrix instruction"
-                    .. " and no cuBLASLt routine does", 'use "hybrid": E5M2 for dy alone' },
+                e5m2 = {
+                    "format 'e5m2' would multiply E5M2 by E5M2, which no cuBLASLt routine does",
+                    'use "hybrid": E5M2 for dy alone',
+                },
             },
         },
         {

@@ -2,13 +2,13 @@
 --
 --   begin(source) -> load, environment, string metatable      before the spec runs
 --   syntax_error(load, message) -> diagnostics                the text is no Lua
---   runtime_error(load, raised, line, stop) -> diagnostics    it stopped; stop: the limit it met, or nil
+--   runtime_error(load, raised, line, stop) -> diagnostics    it stopped; stop: the limit, or nil
 --   finish(load, count, value) -> model, canonical text       it returned; raises diagnostics
 --   override(field, value)                                    before that; raises a diagnostic
 --
--- source = { name, text, instructions, memory_bytes, wall_ms }. The canonical text names every value of
--- the model in one fixed order; its hash identifies the spec in a bundle, whatever its source looked
--- like.
+-- source = { name, text, instructions, memory_bytes, wall_ms }. The canonical text names every
+-- value of the model in one fixed order; its hash identifies the spec in a bundle, whatever its
+-- source looked like.
 
 local check = require "check"
 local report = require "report"
@@ -30,7 +30,7 @@ function spec.begin(source)
     return load, sandbox.open(load)
 end
 
--- ---- errors of Lua --------------------------------------------------------------------------------
+-- ---- errors of Lua ------------------------------------------------------------------------------
 
 local escaped = { ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t" }
 
@@ -76,12 +76,13 @@ local limit_messages = {
 }
 
 local function plain_error(load, raised, line)
-    local text = tostring(raised):match("^[^\n]*"):gsub("^spec:%d+: ", ""):gsub("^gen/lua/[%w_]+%.lua:%d+: ", "")
+    local text = tostring(raised):match("^[^\n]*")
+    text = text:gsub("^spec:%d+: ", ""):gsub("^gen/lua/[%w_]+%.lua:%d+: ", "")
     local word = text:match("%(%a+ '([^']*)'%)")
     local hint
     if text:find("^stack overflow") or text:find("C stack overflow", 1, true) then
         text = "the spec calls itself too deeply"
-    elseif text:find("attempt to call a table value") or text:find("attempt to call a nil value") then
+    elseif text:find("attempt to call a table value") or text:find("attempt to call a nil") then
         hint = "is a comma missing between two fields or layers?"
     elseif text:find("arithmetic on a string") then
         hint = "numbers are written without quotes"
@@ -104,7 +105,7 @@ function spec.runtime_error(load, raised, line, stop)
     return load.report:result()
 end
 
--- ---- the result -----------------------------------------------------------------------------------
+-- ---- the result ---------------------------------------------------------------------------------
 
 local form = 'a spec ends with: return model "name" { ... }'
 
@@ -158,7 +159,7 @@ function spec.finish(load, count, value)
     return model, table.concat(lines, "\n") .. "\n"
 end
 
--- ---- overrides ------------------------------------------------------------------------------------
+-- ---- overrides ----------------------------------------------------------------------------------
 
 local function one_of(list)
     return "one of '" .. table.concat(list, "', '") .. "'"
@@ -180,7 +181,8 @@ function spec.override(name, text)
     local field = schema.field("layer", name)
     if field.type == "recipe" then
         if not contains(schema.recipes, text) then
-            error({ message = ("unknown recipe '%s'"):format(text), hint = one_of(schema.recipes) }, 0)
+            error({ message = ("unknown recipe '%s'"):format(text),
+                hint = one_of(schema.recipes) }, 0)
         end
         overrides[name] = text
         return
