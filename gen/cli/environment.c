@@ -1,0 +1,44 @@
+/*
+ * environment.c - every environment variable that has an effect on fp8gen, in one table.
+ *
+ * The table feeds the code (cli_environment) and the help page. Variables that the libraries read
+ * themselves are listed so that the page is complete; the program does not read those, and what they
+ * mean is decided in the library.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "gen/cli/cli.h"
+
+static const struct {
+    const char *name;
+    const char *doc;
+} variables[CLI_ENV_COUNT] = {
+    [CLI_ENV_TEMPLATE_DIR] = { "FP8GEN_TEMPLATE_DIR",
+                               "folder of templates used instead of the built-in ones" },
+    [CLI_ENV_LOG] = { "FP8_LOG", "messages of the runtime: warning, info, dispatch, with commas" },
+    [CLI_ENV_CUBLASLT_PATH] = { "FP8_CUBLASLT_PATH",
+                                "libcublasLt, where the loader does not find it by itself" },
+    [CLI_ENV_NVRTC_PATH] = { "FP8_NVRTC_PATH",
+                             "libnvrtc, where the loader does not find it by itself" },
+    [CLI_ENV_NO_COLOR] = { "NO_COLOR", "set to anything: no colours, unless --color always" },
+    [CLI_ENV_TERM] = { "TERM", "\"dumb\": no colours and no progress line" },
+    [CLI_ENV_TMPDIR] = { "TMPDIR", "folder for the bundle of run and bench (default /tmp)" },
+};
+
+const char *cli_environment(enum cli_variable variable)
+{
+    const char *value = getenv(variables[variable].name);
+    return value && value[0] ? value : NULL;
+}
+
+const char *cli_environment_name(enum cli_variable variable)
+{
+    return variables[variable].name;
+}
+
+void cli_print_environment(void)
+{
+    for (int i = 0; i < CLI_ENV_COUNT; i++)
+        printf("  %-20s %s\n", variables[i].name, variables[i].doc);
+}

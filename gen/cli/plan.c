@@ -1,0 +1,365 @@
+/*
+ * plan.c - `fp8gen plan SPEC`: what each pass of each layer will run, move and cost.
+ *
+ * In: the plan as JSON from libfp8gen (runtime/bundle_format.h describes it). Out: that JSON (--json),
+ * or tables for people: passes, steps, shapes, kernels with their dtype, bytes moved, FLOPs and
+ * predicted time, at the spec's usual number of tokens. The cost of a pass stands at its first step.
+ * Totals count every layer as often as the model has it.
+ */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gen/cli/cli.h"
+
+struct values {
+    bool json;
+    const char *layer;
+    const char *tokens;
+    const char *recipe;
+};
+
+static const struct cli_option options[] = {
+    { .name = "json",
+      .kind = CLI_FLAG,
+      .doc = "print the plan as JSON",
+      .offset = offsetof(struct values, json) },
+    { .name = "layer",
+      .kind = CLI_TEXT,
+      .metavar = "NAME",
+      .doc = "only this layer",
+      .offset = offsetof(struct values, layer) },
+    { .name = "tokens",
+      .kind = CLI_TEXT,
+      .metavar = "N",
+      .doc = "plan for N tokens instead of the spec's",
+      .offset = offsetof(struct values, tokens) },
+    { .name = "recipe",
+      .kind = CLI_TEXT,
+      .metavar = "NAME",
+      .doc = "plan with this recipe instead of the spec's",
+      .offset = offsetof(struct values, recipe) },
+    { .name = NULL },
+};
+
+struct cost {
+    double bytes, flops, seconds;
+};
+
+static const char *const pass_names[] = { "weight", "fprop", "quantize_dy", "wgrad", "dgrad" };
+enum { PASS_COUNT = sizeof pass_names / sizeof pass_names[0] };
+
+static const char *text_of(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "?";
+}
+
+static int64_t integer_of(const json_t *object, const char *key)
+{
+    return json_integer_value(json_object_get(object, key));
+}
+
+static double number_of(const json_t *object, const char *key)
+{
+    return json_number_value(json_object_get(object, key));
+}
+
+static const json_t *find_named(const json_t *array, const char *name)
+{
+    size_t index;
+    json_t *item;
+    json_array_foreach(array, index, item)
+    {
+        if (strcmp(text_of(item, "name"), name) == 0)
+            return item;
+    }
+    return NULL;
+}
+
+/* ---- sizes -------------------------------------------------------------------------------------------- */
+
+/* A dim of a buffer record: min(roundup(ceil(of / div), pad), max). */
+static int64_t dim_value(const json_t *dim, int64_t tokens)
+{
+    if (json_is_integer(dim))
+        return json_integer_value(dim);
+    const json_t *of = json_object_get(dim, "of");
+    int64_t value = json_is_integer(of) ? json_integer_value(of) : tokens;
+    int64_t div = integer_of(dim, "div"), pad = integer_of(dim, "pad");
+    const json_t *max = json_object_get(dim, "max");
+    if (div > 1)
+        value = (value + div - 1) / div;
+    if (pad > 1)
+        value = (value + pad - 1) / pad * pad;
+    if (max && value > json_integer_value(max))
+        value = json_integer_value(max);
+    return value;
+}
+
+static int64_t element_bytes(const char *dtype)
+{
+    static const struct {
+        const char *name;
+        int bytes;
+    } table[] = { { "e4m3", 1 }, { "e5m2", 1 }, { "uint8", 1 },
+                  { "bf16", 2 }, { "fp32", 4 }, { "uint32", 4 } };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        if (strcmp(table[i].name, dtype) == 0)
+            return table[i].bytes;
+    }
+    return 0;
+}
+
+/* Bytes of the parts of one operand that are kept: all, or without the row copy. */
+static double operand_bytes(const json_t *layer, const char *object, bool row)
+{
+    double sum = 0;
+    size_t index;
+    json_t *buffer;
+    json_array_foreach(json_object_get(layer, "buffers"), index, buffer)
+    {
+        if (strcmp(text_of(buffer, "object"), object) != 0)
+            continue;
+        if (!row && strcmp(text_of(buffer, "part"), "row") == 0)
+            continue;
+        int64_t tokens = integer_of(layer, "tokens");
+        int64_t bytes = dim_value(json_object_get(buffer, "rows"), tokens) *
+                        dim_value(json_object_get(buffer, "cols"), tokens) *
+                        element_bytes(text_of(buffer, "dtype"));
+        sum += (double)((bytes + 255) / 256 * 256);
+    }
+    return sum;
+}
+
+/* ---- steps -------------------------------------------------------------------------------------------- */
+
+static int64_t argument(const json_t *layer, const json_t *step, const char *name)
+{
+    const json_t *value = json_object_get(json_object_get(step, "args"), name);
+    const char *text = json_string_value(value);
+    if (text && strcmp(text, "M") == 0)
+        return integer_of(layer, "tokens");
+    return json_integer_value(value);
+}
+
+static const json_t *dispatch_of(const json_t *layer, const json_t *step)
+{
+    int64_t tokens = integer_of(layer, "tokens");
+    size_t index;
+    json_t *range;
+    json_array_foreach(json_object_get(step, "dispatch"), index, range)
+    {
+        if (tokens >= integer_of(range, "min_tokens") && tokens <= integer_of(range, "max_tokens"))
+            return range;
+    }
+    return NULL;
+}
+
+static void gemm_cells(struct cli_table *table, const json_t *layer, const json_t *step)
+{
+    const json_t *range = dispatch_of(layer, step);
+    cli_table_cell(table, CLI_PLAIN, "%s %s", range ? text_of(range, "backend") : "?",
+                   text_of(step, "accumulation"));
+    cli_table_cell(table, CLI_PLAIN, "%s x %s -> %s", text_of(step, "a_dtype"),
+                   text_of(step, "b_dtype"), text_of(step, "out_dtype"));
+    cli_table_cell(table, CLI_PLAIN, "%" PRId64 " x %" PRId64 " x %" PRId64,
+                   argument(layer, step, "rows"), argument(layer, step, "cols"),
+                   argument(layer, step, "depth"));
+}
+
+static void kernel_cells(struct cli_table *table, const json_t *plan, const json_t *layer,
+                         const json_t *step)
+{
+    const char *name = text_of(step, "kernel");
+    const json_t *kernel = find_named(json_object_get(plan, "kernels"), name);
+    const json_t *semantics = json_object_get(kernel, "semantics");
+    const char *target = json_string_value(json_object_get(semantics, "target_dtype"));
+    cli_table_cell(table, CLI_PLAIN, "%s", name);
+    cli_table_cell(table, CLI_PLAIN, "%s%s%s", text_of(semantics, "source_dtype"),
+                   target ? " -> " : "", target ? target : "");
+    cli_table_cell(table, CLI_PLAIN, "%" PRId64 " x %" PRId64, argument(layer, step, "rows"),
+                   argument(layer, step, "cols"));
+}
+
+static void cost_cells(struct cli_table *table, enum cli_style style, const struct cost *cost)
+{
+    char text[32];
+    cli_table_cell(table, style, "%s", cli_format_bytes(text, cost->bytes));
+    cli_table_cell(table, style, "%s", cost->flops > 0 ? cli_format_flops(text, cost->flops) : "-");
+    cli_table_cell(table, style, "%s", cli_format_seconds(text, cost->seconds));
+}
+
+static void pass_rows(struct cli_table *table, const json_t *plan, const json_t *layer,
+                      const char *pass, struct cost *sum)
+{
+    const json_t *record = json_object_get(json_object_get(layer, "cost"), pass);
+    struct cost cost = { number_of(record, "bytes"), number_of(record, "flops"),
+                         number_of(record, "seconds") };
+    size_t index;
+    json_t *step;
+    json_array_foreach(json_object_get(json_object_get(layer, "passes"), pass), index, step)
+    {
+        const char *op = text_of(step, "op");
+        cli_table_cell(table, CLI_PLAIN, "%s", index == 0 ? pass : "");
+        cli_table_cell(table, CLI_PLAIN, "%s", op);
+        if (strcmp(op, "gemm") == 0)
+            gemm_cells(table, layer, step);
+        else
+            kernel_cells(table, plan, layer, step);
+        if (index == 0)
+            cost_cells(table, CLI_PLAIN, &cost);
+        else
+            for (int i = 0; i < 3; i++)
+                cli_table_cell(table, CLI_PLAIN, "%s", "");
+    }
+    sum->bytes += cost.bytes;
+    sum->flops += cost.flops;
+    sum->seconds += cost.seconds;
+}
+
+/* ---- layers ------------------------------------------------------------------------------------------- */
+
+static void print_heading(const json_t *layer)
+{
+    const json_t *recipe = json_object_get(layer, "recipe");
+    const char *on = cli_style_on(CLI_BOLD), *off = cli_style_off();
+    int64_t m = integer_of(layer, "tokens"), n = integer_of(layer, "out_features");
+    int64_t k = integer_of(layer, "in_features"), count = integer_of(layer, "count");
+    printf("%s%s%s", on, text_of(layer, "name"), off);
+    if (count > 1)
+        printf(" (%" PRId64 " of them)", count);
+    printf(": y[%" PRId64 ",%" PRId64 "] = x[%" PRId64 ",%" PRId64 "] w[%" PRId64 ",%" PRId64 "]^T%s",
+           m, n, m, k, n, k, json_is_true(json_object_get(layer, "bias")) ? " + bias" : "");
+    printf(", recipe %s %s%s, up to %" PRId64 " tokens\n", text_of(recipe, "name"),
+           text_of(recipe, "format"),
+           json_is_true(json_object_get(recipe, "power_of_two")) ? " power-of-two" : "",
+           integer_of(layer, "max_tokens"));
+}
+
+static struct cost print_layer(const json_t *plan, const json_t *layer)
+{
+    static const char *const columns[] = { "pass",   "step",  "kernel",    "dtype", "shape",
+                                           ">moved", ">FLOPs", ">predicted" };
+    struct cost sum = { 0 };
+    char a[32], b[32], c[32];
+    struct cli_table *table = cli_table_create(columns, 8);
+    print_heading(layer);
+    for (int i = 0; table && i < PASS_COUNT; i++)
+        pass_rows(table, plan, layer, pass_names[i], &sum);
+    if (table) {
+        cli_table_cell(table, CLI_BOLD, "total");
+        for (int i = 0; i < 4; i++)
+            cli_table_cell(table, CLI_PLAIN, "%s", "");
+        cost_cells(table, CLI_BOLD, &sum);
+    }
+    cli_table_print(table, 2);
+    cli_table_destroy(table);
+    printf("  memory: quantised weight %s, saved for backward %s, gradient %s\n\n",
+           cli_format_bytes(a, operand_bytes(layer, "w", true)),
+           cli_format_bytes(b, operand_bytes(layer, "x", false)),
+           cli_format_bytes(c, operand_bytes(layer, "dy", true)));
+    return sum;
+}
+
+static void print_plan(const json_t *plan)
+{
+    const json_t *mesh = json_object_get(plan, "mesh");
+    struct cost total = { 0 };
+    int64_t instances = 0;
+    size_t index;
+    json_t *layer;
+    char a[32], b[32], c[32];
+    json_array_foreach(json_object_get(plan, "layers"), index, layer)
+    {
+        struct cost cost = print_layer(plan, layer);
+        double count = (double)integer_of(layer, "count");
+        instances += integer_of(layer, "count");
+        total.bytes += cost.bytes * count;
+        total.flops += cost.flops * count;
+        total.seconds += cost.seconds * count;
+    }
+    printf("%s%s%s: %" PRId64 " layers, %zu kernels, tensor %" PRId64 ", fsdp %" PRId64
+           "; one step moves %s, computes %s, predicted %s\n",
+           cli_style_on(CLI_BOLD), text_of(plan, "model"), cli_style_off(), instances,
+           json_array_size(json_object_get(plan, "kernels")), integer_of(mesh, "tensor"),
+           integer_of(mesh, "fsdp"), cli_format_bytes(a, total.bytes),
+           cli_format_flops(b, total.flops), cli_format_seconds(c, total.seconds));
+}
+
+/* Leaves only the layer of that name in the plan. */
+static int choose_layer(json_t *plan, const char *name)
+{
+    const char *names[256];
+    int count = 0;
+    json_t *layers = json_object_get(plan, "layers");
+    for (size_t i = 0; i < json_array_size(layers) && count < 256; i++)
+        names[count++] = text_of(json_array_get(layers, i), "name");
+    json_t *chosen = (json_t *)find_named(layers, name);
+    if (!chosen) {
+        const char *nearest = cli_nearest(name, names, count);
+        cli_error("the spec has no layer '%s'", name);
+        if (nearest)
+            cli_hint("did you mean '%s'?", nearest);
+        else if (count)
+            cli_hint("the first of its %d layers is '%s'", count, names[0]);
+        return CLI_USAGE;
+    }
+    json_t *only = json_array();
+    if (!only || json_array_append(only, chosen) != 0 ||
+        json_object_set_new(plan, "layers", only) != 0) {
+        cli_error("out of memory");
+        return CLI_MACHINE;
+    }
+    return CLI_DONE;
+}
+
+static int show(const struct values *values, const char *text)
+{
+    json_error_t error;
+    json_t *plan = json_loads(text, 0, &error);
+    if (!plan) {
+        cli_error("the plan is not JSON: %s", error.text);
+        return CLI_BUG;
+    }
+    int code = values->layer ? choose_layer(plan, values->layer) : CLI_DONE;
+    if (!code && values->json) {
+        json_dumpf(plan, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
+        putchar('\n');
+    } else if (!code)
+        print_plan(plan);
+    json_decref(plan);
+    return code;
+}
+
+static int run(const void *v, int count, char **operands)
+{
+    const struct values *values = v;
+    struct cli_spec spec = { .path = operands[0],
+                             .tokens = values->tokens,
+                             .recipe = values->recipe };
+    fp8gen *gen;
+    const char *json;
+    (void)count;
+    int code = cli_spec_open(&spec, NULL, &gen);
+    if (code)
+        return code;
+    fp8gen_status status = fp8gen_plan(gen, &json);
+    code = status ? cli_gen_failed(gen, status, operands[0]) : show(values, json);
+    fp8gen_close(gen);
+    return code;
+}
+
+const struct cli_command cli_plan_command = {
+    .name = "plan",
+    .operands = "SPEC",
+    .summary = "show passes, steps, kernels, bytes, FLOPs and predicted time",
+    .details = "Nothing is compiled and no device is opened. Times are predicted for an H200.",
+    .min_operands = 1,
+    .max_operands = 1,
+    .options = options,
+    .values_size = sizeof(struct values),
+    .run = run,
+};

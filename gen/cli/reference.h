@@ -1,0 +1,63 @@
+/*
+ * reference.h - what `fp8gen run` compares results with: the rules of quantisation, written a second
+ * time, and sums in float64 over sampled rows and columns.
+ */
+#ifndef FP8GEN_CLI_REFERENCE_H
+#define FP8GEN_CLI_REFERENCE_H
+
+#include "gen/cli/cli.h"
+
+/* ---- quantisation ------------------------------------------------------------------------------------ */
+
+struct ref_scales {
+    float amax, scale, scale_inv;
+};
+
+/* The scales of recipe `current` for a whole tensor. */
+struct ref_scales ref_make_scales(const fp8_tensor *source, fp8_dtype format, bool power_of_two);
+uint8_t ref_encode(float value, float scale, fp8_dtype format);
+float ref_decode(uint8_t code, fp8_dtype format);
+
+/* Bytes of the operand (in host memory) that differ from the rules, pads included; copies that are not
+ * there count as equal. */
+int64_t ref_count_wrong_bytes(const fp8_tensor *source, const fp8_operand *operand, float scale);
+/* Elements that are inf or NaN. */
+int64_t ref_count_nonfinite(const fp8_tensor *tensor);
+
+/* ---- samples ------------------------------------------------------------------------------------------- */
+
+/* Ascending, distinct indices below `limit`, spread over all of it. */
+struct ref_sample {
+    int64_t *index;
+    int64_t count;
+};
+
+bool ref_sample_create(struct ref_sample *sample, int64_t limit, int64_t count, uint64_t seed);
+void ref_sample_destroy(struct ref_sample *sample);
+
+/* Where vectors along a contraction lie: vector i is row i of data, or column i. */
+struct ref_source {
+    const void *data;
+    fp8_dtype dtype;
+    int64_t ld;
+    bool by_column;
+    double factor; /* multiplies every element: 1, or scale_inv */
+};
+
+/* out[i * b_sample->count + j] = sum over k < depth of a[i,k] b[j,k] in float64; magnitude, if not NULL,
+ * receives sum (a b)^2. False: out of memory. */
+bool ref_products(const struct ref_source *a, const struct ref_sample *a_sample,
+                  const struct ref_source *b, const struct ref_sample *b_sample, int64_t depth,
+                  double *out, double *magnitude);
+
+/* The sampled elements of a tensor as float64. */
+void ref_gather(const fp8_tensor *tensor, const struct ref_sample *rows,
+                const struct ref_sample *cols, double *out);
+
+/* Relative Frobenius error of value against exact. For few samples `magnitude` (may be NULL) keeps a
+ * sum that happens to be near zero from looking like an error. */
+double ref_error(const double *value, const double *exact, const double *magnitude, int64_t count);
+/* Column sums in float64 and the sums of squares. */
+void ref_column_sums(const fp8_tensor *tensor, double *sums, double *magnitude);
+
+#endif

@@ -1,0 +1,394 @@
+/*
+ * run.c - `fp8gen run SPEC`: runs every pass of every layer and checks the results.
+ *
+ * The bundle is built into a temporary folder for the device at hand and goes through the same loader
+ * as any other. On the host a layer's tokens are cut so that a spec of a large model takes seconds:
+ * the cut keeps in_features and out_features whole, is said on stderr and stands in the report;
+ * --tokens is never cut. Exit code 4 if a result is out of its bounds: that is a bug of ours.
+ */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gen/cli/random.h"
+#include "gen/cli/run.h"
+
+#define HOST_FLOPS 16e9 /* of one layer's GEMMs: about a second on two cores */
+#define HOST_MIN_TOKENS 16
+
+struct values {
+    const char *device;
+    const char *layer;
+    int64_t tokens; /* -1: as the spec says */
+    const char *recipe;
+    int64_t seed;
+    bool json;
+    const char *dump;
+    const char *template_dir;
+};
+
+static const char *const device_choices[] = { "auto", "host", "cuda", NULL };
+
+static const struct cli_option options[] = {
+    { .name = "device",
+      .kind = CLI_CHOICE,
+      .metavar = "WHERE",
+      .doc = "auto, host or cuda (default auto: the GPU if there is one)",
+      .offset = offsetof(struct values, device),
+      .choices = device_choices },
+    { .name = "layer",
+      .kind = CLI_TEXT,
+      .metavar = "NAME",
+      .doc = "only this layer",
+      .offset = offsetof(struct values, layer) },
+    { .name = "tokens",
+      .kind = CLI_NUMBER,
+      .metavar = "N",
+      .doc = "run N tokens, 0 to the spec's max_tokens",
+      .offset = offsetof(struct values, tokens),
+      .max = INT64_MAX,
+      .fallback = -1 },
+    { .name = "recipe",
+      .kind = CLI_TEXT,
+      .metavar = "NAME",
+      .doc = "this recipe for every layer instead of the spec's",
+      .offset = offsetof(struct values, recipe) },
+    { .name = "seed",
+      .kind = CLI_NUMBER,
+      .metavar = "S",
+      .doc = "seed of the random data (default 0)",
+      .offset = offsetof(struct values, seed),
+      .max = INT64_MAX },
+    { .name = "json",
+      .kind = CLI_FLAG,
+      .doc = "one JSON object per row instead of the table",
+      .offset = offsetof(struct values, json) },
+    { .name = "dump",
+      .kind = CLI_TEXT,
+      .metavar = "DIR",
+      .doc = "write all tensors, FP8 bytes and scales as .npy into DIR",
+      .offset = offsetof(struct values, dump) },
+    { .name = "template-dir",
+      .kind = CLI_TEXT,
+      .metavar = "DIR",
+      .doc = "templates from DIR instead of the built-in ones",
+      .offset = offsetof(struct values, template_dir) },
+    { .name = NULL },
+};
+
+struct session {
+    const struct values *values;
+    struct cli_device device;
+    fp8_bundle *bundle;
+    json_t *manifest;
+    struct run_report *report;
+    struct run_dump *dump;
+};
+
+/* ---- one layer ------------------------------------------------------------------------------------------ */
+
+static struct run_recipe read_recipe(const json_t *manifest, const char *name)
+{
+    struct run_recipe recipe = { 0 };
+    size_t index;
+    json_t *layer;
+    json_array_foreach(json_object_get(manifest, "layers"), index, layer)
+    {
+        const char *found = json_string_value(json_object_get(layer, "name"));
+        if (!found || strcmp(found, name) != 0)
+            continue;
+        const json_t *accumulation = json_object_get(layer, "accumulation");
+        recipe.power_of_two =
+            json_is_true(json_object_get(json_object_get(layer, "recipe"), "power_of_two"));
+        for (int pass = 0; pass < FP8_PASS_COUNT; pass++) {
+            const char *how =
+                json_string_value(json_object_get(accumulation, fp8_pass_name((fp8_pass)pass)));
+            recipe.split[pass] = how && strcmp(how, "split") == 0;
+        }
+    }
+    return recipe;
+}
+
+static int choose_tokens(const struct session *s, struct run_layer *run)
+{
+    const fp8_layer_info *i = &run->info;
+    run->wanted_m = s->values->tokens >= 0 ? s->values->tokens : i->tokens;
+    run->m = run->wanted_m;
+    if (run->wanted_m > i->max_tokens) {
+        cli_error("--tokens %" PRId64 ": layer '%s' is planned for at most %" PRId64 " tokens",
+                  run->wanted_m, i->name, i->max_tokens);
+        cli_hint("raise max_tokens in the spec");
+        return CLI_USAGE;
+    }
+    if (!s->device.is_host || s->values->tokens >= 0)
+        return CLI_DONE;
+    double fit = HOST_FLOPS / (8.0 * (double)i->in_features * (double)i->out_features);
+    int64_t cut = fit < HOST_MIN_TOKENS ? HOST_MIN_TOKENS : fit < 1e9 ? (int64_t)fit : INT64_MAX;
+    if (cut < run->m) {
+        run->m = cut / 16 * 16;
+        cli_note("layer '%s': %" PRId64 " of %" PRId64
+                 " tokens on the host, to finish in seconds (--tokens runs as many as you say)",
+                 i->name, run->m, run->wanted_m);
+    }
+    return CLI_DONE;
+}
+
+static void shape_text(const struct run_layer *run, struct run_row *row)
+{
+    char cut[32] = "";
+    if (run->m != run->wanted_m)
+        snprintf(cut, sizeof cut, " (of %" PRId64 ")", run->wanted_m);
+    snprintf(row->shape, sizeof row->shape, "%" PRId64 "%s x %" PRId64 " x %" PRId64, run->m, cut,
+             run->info.out_features, run->info.in_features);
+}
+
+/* Runs a pass and fills what every row has. */
+static int begin_row(struct run_layer *run, fp8_pass pass, bool accumulate, struct run_row *row)
+{
+    fp8_dispatch dispatch = FP8_DISPATCH_INIT;
+    *row = (struct run_row){ .pass = accumulate ? "wgrad +=" : fp8_pass_name(pass),
+                             .error = -1,
+                             .error_bound = -1,
+                             .sqnr = -1,
+                             .sqnr_bound = -1,
+                             .dbias_error = -1,
+                             .bit_equal = -1 };
+    shape_text(run, row);
+    cli_progress("%s: %s %s", run->info.name, row->pass, row->shape);
+    fp8_status status =
+        fp8_layer_dispatch(run->layer, pass, run->m ? run->m : 1, &dispatch);
+    if (status)
+        return cli_fp8_failed(status, "layer '%s', %s", run->info.name, row->pass);
+    snprintf(row->kernel, sizeof row->kernel, "%s", dispatch.kernel ? dispatch.kernel : "");
+    snprintf(row->dtype, sizeof row->dtype, "%s", dispatch.dtype ? dispatch.dtype : "");
+    return run_pass_timed(run, pass, accumulate, &row->seconds);
+}
+
+static int dump_buffers(struct session *s, const struct run_layer *run,
+                        const enum run_buffer *buffers, int count)
+{
+    int code = CLI_DONE;
+    for (int i = 0; s->dump && !code && i < count; i++)
+        code = run_dump_buffer(s->dump, run, buffers[i]);
+    return code;
+}
+
+static int run_operand_pass(struct session *s, struct run_layer *run, fp8_pass pass)
+{
+    struct run_row row;
+    bool weight = pass == FP8_PASS_WEIGHT, dbias = !weight && run->info.has_bias;
+    enum run_buffer operand = weight ? RUN_WEIGHT : RUN_GRAD;
+    fp8_tensor *source = &run->tensors[weight ? RUN_W : RUN_DY];
+    int code = begin_row(run, pass, false, &row);
+    /* read for amax, read for the cast, two copies written */
+    row.bytes = (double)source->rows * (double)source->cols *
+                (2.0 * (double)fp8_dtype_bytes(source->dtype) + 2);
+    if (!code)
+        code = run_download(run, operand);
+    if (!code && dbias)
+        code = run_download(run, RUN_DBIAS);
+    if (!code)
+        code = run_check_operand(run, operand, &row);
+    if (!code && dbias)
+        code = run_check_dbias(run, &row);
+    if (!code)
+        run_report_row(s->report, run, &row);
+    const enum run_buffer dumped[] = { weight ? RUN_W : RUN_DY, operand, RUN_DBIAS };
+    return code ? code : dump_buffers(s, run, dumped, dbias ? 3 : 2);
+}
+
+static double gemm_flops(const struct run_layer *run)
+{
+    return 2.0 * (double)run->m * (double)run->info.out_features * (double)run->info.in_features;
+}
+
+static int run_fprop_pass(struct session *s, struct run_layer *run)
+{
+    struct run_row row;
+    int code = run_quantize_x(run);
+    if (!code)
+        code = begin_row(run, FP8_PASS_FPROP, false, &row);
+    static const enum run_buffer written[] = { RUN_X_QUANTIZED, RUN_SAVED, RUN_Y };
+    for (int i = 0; !code && i < 3; i++)
+        code = run_download(run, written[i]);
+    if (!code)
+        code = run_check_operand(run, RUN_X_QUANTIZED, &row);
+    if (!code)
+        code = run_check_saved(run, &row);
+    if (!code)
+        code = run_check_gemm(run, FP8_PASS_FPROP, NULL, &row);
+    if (code)
+        return code;
+    row.flops = gemm_flops(run);
+    run_report_row(s->report, run, &row);
+    static const enum run_buffer dumped[] = { RUN_X, RUN_X_QUANTIZED, RUN_Y, RUN_BIAS };
+    return dump_buffers(s, run, dumped, run->info.has_bias ? 4 : 3);
+}
+
+static int run_gradient_pass(struct session *s, struct run_layer *run, fp8_pass pass,
+                             bool accumulate)
+{
+    struct run_row row;
+    enum run_buffer out = pass == FP8_PASS_WGRAD ? RUN_DW : RUN_DX;
+    double *before = accumulate ? run_sample_dw(run) : NULL;
+    int code = accumulate && !before ? CLI_MACHINE : begin_row(run, pass, accumulate, &row);
+    if (!code)
+        code = run_download(run, out);
+    if (!code)
+        code = run_check_gemm(run, pass, before, &row);
+    free(before);
+    if (code)
+        return code;
+    row.flops = gemm_flops(run);
+    run_report_row(s->report, run, &row);
+    return accumulate ? CLI_DONE : dump_buffers(s, run, &out, 1);
+}
+
+static int run_passes(struct session *s, struct run_layer *run)
+{
+    int code = s->dump ? run_dump_layer(s->dump, run) : CLI_DONE;
+    if (!code)
+        code = run_operand_pass(s, run, FP8_PASS_WEIGHT);
+    if (!code)
+        code = run_fprop_pass(s, run);
+    if (!code)
+        code = run_operand_pass(s, run, FP8_PASS_QUANTIZE_DY);
+    if (!code)
+        code = run_gradient_pass(s, run, FP8_PASS_WGRAD, false);
+    if (!code && run->info.dw_dtype == FP8_DTYPE_FP32)
+        code = run_gradient_pass(s, run, FP8_PASS_WGRAD, true);
+    if (!code)
+        code = run_gradient_pass(s, run, FP8_PASS_DGRAD, false);
+    return code;
+}
+
+static int run_layer(struct session *s, int32_t index)
+{
+    struct run_layer run = { 0 };
+    const char *name = fp8_bundle_layer_name(s->bundle, index);
+    int code = run_layer_create(&run, &s->device, s->bundle, name);
+    if (!code) {
+        run.recipe = read_recipe(s->manifest, name);
+        run.seed = cli_random_word((uint64_t)s->values->seed, 1, (uint64_t)index);
+        code = choose_tokens(s, &run);
+    }
+    if (!code)
+        code = run_layer_fill(&run);
+    if (!code)
+        code = run_passes(s, &run);
+    run_layer_destroy(&run);
+    return code;
+}
+
+/* ---- all layers ----------------------------------------------------------------------------------------- */
+
+static int unknown_layer(const struct session *s)
+{
+    const char *names[256];
+    int count = fp8_bundle_layer_count(s->bundle);
+    if (count > 256)
+        count = 256;
+    for (int i = 0; i < count; i++)
+        names[i] = fp8_bundle_layer_name(s->bundle, i);
+    const char *nearest = cli_nearest(s->values->layer, names, count);
+    cli_error("the spec has no layer '%s'", s->values->layer);
+    if (nearest)
+        cli_hint("did you mean '%s'?", nearest);
+    else if (count)
+        cli_hint("the first of its %d layers is '%s'", count, names[0]);
+    return CLI_USAGE;
+}
+
+static int run_layers(struct session *s)
+{
+    int32_t count = fp8_bundle_layer_count(s->bundle);
+    const char *wanted = s->values->layer;
+    bool found = false;
+    int code = CLI_DONE;
+    for (int32_t i = 0; !code && i < count && !cli_output_broken(); i++) {
+        if (wanted && strcmp(fp8_bundle_layer_name(s->bundle, i), wanted) != 0)
+            continue;
+        found = true;
+        code = run_layer(s, i);
+    }
+    return code || found || !wanted ? code : unknown_layer(s);
+}
+
+static int open_session(struct session *s, fp8gen *gen)
+{
+    const struct values *v = s->values;
+    int code = cli_device_open(v->device ? v->device : "auto", &s->device);
+    if (!code)
+        code = cli_device_bundle(&s->device, gen, &s->bundle);
+    if (code)
+        return code;
+    s->manifest = json_loads(fp8_bundle_manifest(s->bundle), 0, NULL);
+    const char *model = json_string_value(json_object_get(s->manifest, "model"));
+    if (!model) {
+        cli_error("the bundle's manifest has no model");
+        return CLI_BUG;
+    }
+    if (v->dump)
+        code = run_dump_create(v->dump, model, (uint64_t)v->seed, &s->dump);
+    if (code)
+        return code;
+    s->report = run_report_create(v->json, model, &s->device);
+    if (!s->report) {
+        cli_error("out of memory");
+        return CLI_MACHINE;
+    }
+    return CLI_DONE;
+}
+
+static int close_session(struct session *s, int code)
+{
+    cli_progress_end();
+    int failures = s->report ? run_report_finish(s->report) : 0;
+    if (!code && failures) {
+        cli_error("%d result%s out of bounds: a bug of fp8gen, please report the spec and the seed",
+                  failures, failures == 1 ? " is" : "s are");
+        code = CLI_BUG;
+    }
+    code = run_dump_finish(s->dump, code);
+    json_decref(s->manifest);
+    fp8_bundle_close(s->bundle);
+    cli_device_close(&s->device);
+    return code;
+}
+
+static int run(const void *v, int count, char **operands)
+{
+    struct session s = { .values = v };
+    struct cli_spec spec = { .path = operands[0],
+                             .template_dir = s.values->template_dir,
+                             .recipe = s.values->recipe };
+    fp8gen *gen = NULL;
+    (void)count;
+    int code = cli_spec_open(&spec, NULL, &gen);
+    if (code)
+        return code;
+    code = open_session(&s, gen);
+    fp8gen_close(gen);
+    if (!code)
+        code = run_layers(&s);
+    return close_session(&s, code);
+}
+
+const struct cli_command cli_run_command = {
+    .name = "run",
+    .operands = "SPEC",
+    .summary = "run every pass of every layer and check the results",
+    .details =
+        "Random data goes through weight, fprop, quantize_dy, wgrad and dgrad. 'error' is that of the\n"
+        "kernel against float64 on the operands as quantised, with its bound; 'SQNR' is that of FP8\n"
+        "against float64 on the original tensors. FP8 bytes and scales are compared bit for bit with\n"
+        "the rules. A result out of its bounds gives exit code 4. On the host the spec's tokens are\n"
+        "cut so that a large model takes seconds; --tokens is not.",
+    .min_operands = 1,
+    .max_operands = 1,
+    .options = options,
+    .values_size = sizeof(struct values),
+    .run = run,
+};

@@ -1,0 +1,109 @@
+/*
+ * run.h - what the files of `fp8gen run` share: a layer with its tensors, and the rows of the report.
+ */
+#ifndef FP8GEN_CLI_RUN_H
+#define FP8GEN_CLI_RUN_H
+
+#include "gen/cli/device.h"
+
+enum run_buffer {
+    RUN_X,
+    RUN_W,
+    RUN_BIAS,
+    RUN_DY,
+    RUN_Y,
+    RUN_DX,
+    RUN_DW,
+    RUN_DBIAS,
+    RUN_X_QUANTIZED, /* both copies: what fprop multiplied, for the reference */
+    RUN_SAVED,
+    RUN_WEIGHT,
+    RUN_GRAD,
+    RUN_WORKSPACE,
+    RUN_BUFFER_COUNT,
+};
+
+/* How the layer multiplies and casts, from the manifest. */
+struct run_recipe {
+    bool power_of_two;
+    bool split[FP8_PASS_COUNT]; /* accumulation of the pass's GEMM */
+};
+
+struct run_layer {
+    const struct cli_device *device;
+    fp8_layer *layer;
+    fp8_layer_info info;
+    struct run_recipe recipe;
+    int64_t m, wanted_m; /* tokens of this run; of the spec or --tokens, before the host's cut */
+    uint64_t seed;       /* of this layer */
+    struct cli_buffer buffers[RUN_BUFFER_COUNT];
+    fp8_tensor tensors[RUN_X_QUANTIZED]; /* on the device */
+    fp8_operand x_quantized, saved, weight, grad;
+    uint64_t version;
+};
+
+/* One line of the report. Negative numbers: not measured, not judged. */
+struct run_row {
+    const char *pass; /* "wgrad +=" for the accumulating one */
+    char shape[72];
+    char kernel[128], dtype[64];
+    double seconds, flops, bytes;
+    double error, error_bound;
+    double sqnr, sqnr_bound;
+    double dbias_error;
+    int64_t samples;
+    int bit_equal; /* 1 yes, 0 no, -1 does not apply */
+    char failure[192]; /* "" = ok */
+};
+
+/* ---- run_layer.c: memory, data and passes ------------------------------------------------------------ */
+
+int run_layer_create(struct run_layer *run, const struct cli_device *device, fp8_bundle *bundle,
+                     const char *name);
+/* Allocates the tensors for run->m tokens and fills them with data of run->seed. */
+int run_layer_fill(struct run_layer *run);
+void run_layer_destroy(struct run_layer *run);
+/* Runs one pass once. */
+int run_pass(struct run_layer *run, fp8_pass pass, bool accumulate);
+/* Runs it as often as a median needs. */
+int run_pass_timed(struct run_layer *run, fp8_pass pass, bool accumulate, double *seconds);
+/* Fills x with both copies of the quantised x. */
+int run_quantize_x(struct run_layer *run);
+int run_download(const struct run_layer *run, enum run_buffer buffer);
+/* The tensor, and the operand, in host memory. */
+fp8_tensor run_host_tensor(const struct run_layer *run, enum run_buffer buffer);
+fp8_operand run_host_operand(const struct run_layer *run, enum run_buffer buffer);
+
+/* ---- run_check.c: the verdicts ------------------------------------------------------------------------- */
+
+/* The buffers of the pass have been downloaded. dw_before: sampled dw of before an accumulating wgrad
+ * (run_sample_dw), else NULL. */
+int run_check_operand(const struct run_layer *run, enum run_buffer buffer, struct run_row *row);
+int run_check_gemm(const struct run_layer *run, fp8_pass pass, const double *dw_before,
+                   struct run_row *row);
+int run_check_saved(const struct run_layer *run, struct run_row *row);
+int run_check_dbias(const struct run_layer *run, struct run_row *row);
+double *run_sample_dw(const struct run_layer *run);
+
+/* ---- run_report.c --------------------------------------------------------------------------------------- */
+
+struct run_report;
+struct run_report *run_report_create(bool json, const char *model, const struct cli_device *device);
+void run_report_row(struct run_report *report, const struct run_layer *run,
+                    const struct run_row *row);
+/* Prints the table, returns the number of rows that failed and frees the report. */
+int run_report_finish(struct run_report *report);
+
+/* ---- dump.c ----------------------------------------------------------------------------------------------- */
+
+struct run_dump;
+int run_dump_create(const char *path, const char *model, uint64_t seed, struct run_dump **dump);
+/* The buffers that follow belong to this layer. */
+int run_dump_layer(struct run_dump *dump, const struct run_layer *run);
+/* Writes the tensor or operand from host memory. */
+int run_dump_buffer(struct run_dump *dump, const struct run_layer *run, enum run_buffer buffer);
+/* Publishes the folder if code is CLI_DONE or CLI_BUG (results that missed a bound are worth keeping),
+ * else removes it; returns the exit code. Takes NULL. */
+int run_dump_finish(struct run_dump *dump, int code);
+
+#endif

@@ -1,0 +1,89 @@
+/*
+ * session.c - calls into the two libraries, and what their failures mean for the exit code.
+ *
+ * A generator session owns its diagnostics, already worded and located; they are printed as they are.
+ * A failed runtime call has a sentence (fp8_last_error) and a remedy from the status table. Which exit
+ * code a status gives is decided here and nowhere else.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "gen/cli/cli.h"
+
+int cli_gen_failed(const fp8gen *gen, fp8gen_status status, const char *what)
+{
+    const char *text = gen ? fp8gen_diagnostics(gen) : "";
+    cli_progress_end();
+    fflush(stdout);
+    if (text[0])
+        fputs(text, stderr);
+    else if (!gen)
+        cli_error("%s: out of memory", what);
+    else
+        cli_error("%s: failed without a message (status %d)", what, (int)status);
+    return (int)status;
+}
+
+static int override(fp8gen *gen, const char *field, const char *value)
+{
+    fp8gen_status status = value ? fp8gen_override(gen, field, value) : FP8GEN_OK;
+    return status ? cli_gen_failed(gen, status, field) : CLI_DONE;
+}
+
+int cli_spec_open(const struct cli_spec *spec, const char *text, fp8gen **gen)
+{
+    fp8gen_options options = FP8GEN_OPTIONS_INIT;
+    bool from_option = spec->template_dir != NULL;
+    *gen = NULL;
+    options.color = cli_color_stderr();
+    options.template_dir =
+        from_option ? spec->template_dir : cli_environment(CLI_ENV_TEMPLATE_DIR);
+    if (options.template_dir && !cli_is_folder(options.template_dir)) {
+        cli_error("%s: no folder '%s'",
+                  from_option ? "--template-dir" : cli_environment_name(CLI_ENV_TEMPLATE_DIR),
+                  options.template_dir);
+        return CLI_USAGE;
+    }
+    fp8gen_status status = fp8gen_open(&options, gen);
+    if (status)
+        return cli_gen_failed(*gen, status, "opening the generator");
+    int code = override(*gen, "tokens", spec->tokens);
+    if (!code)
+        code = override(*gen, "max_tokens", spec->max_tokens);
+    if (!code)
+        code = override(*gen, "recipe", spec->recipe);
+    if (!code) {
+        status = text ? fp8gen_load_text(*gen, spec->path, text, strlen(text))
+                      : fp8gen_load_file(*gen, spec->path);
+        code = status ? cli_gen_failed(*gen, status, spec->path) : CLI_DONE;
+    }
+    if (code) {
+        fp8gen_close(*gen);
+        *gen = NULL;
+    }
+    return code;
+}
+
+int cli_fp8_failed(fp8_status status, const char *format, ...)
+{
+    char what[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    va_end(arguments);
+    const char *sentence = fp8_last_error();
+    cli_error("%s: %s", what, sentence[0] ? sentence : fp8_status_name(status));
+    cli_hint("%s", fp8_status_remedy(status));
+    switch (status) {
+    case FP8_OK:
+        return CLI_DONE;
+    case FP8_ERR_LIBRARY:
+    case FP8_ERR_DEVICE:
+    case FP8_ERR_ARCH:
+    case FP8_ERR_MEMORY:
+        return CLI_MACHINE;
+    default:
+        return CLI_BUG;
+    }
+}
