@@ -34,20 +34,24 @@ struct sentence {
 
 __attribute__((format(printf, 2, 3))) static void say(struct sentence *s, const char *format, ...)
 {
-    if (s->length + 1 >= s->size) return;
+    if (s->length + 1 >= s->size)
+        return;
     va_list args;
     va_start(args, format);
     int n = vsnprintf(s->text + s->length, s->size - s->length, format, args);
     va_end(args);
-    if (n > 0) s->length += (size_t)n;
-    if (s->length >= s->size) s->length = s->size - 1;
+    if (n > 0)
+        s->length += (size_t)n;
+    if (s->length >= s->size)
+        s->length = s->size - 1;
 }
 
 /* "libx.so: cannot open shared object file: No such file or directory": the part after the name. */
 static const char *loader_reason(const char *name)
 {
     const char *error = dlerror();
-    if (!error) return "unknown reason";
+    if (!error)
+        return "unknown reason";
     size_t length = strlen(name);
     if (strncmp(error, name, length) == 0 && strncmp(error + length, ": ", 2) == 0) {
         return error + length + 2;
@@ -70,11 +74,14 @@ static void *try_folder(struct sentence *tried, const struct fp8_dynlib_spec *sp
     for (const char *const *soname = spec->sonames; *soname; soname++) {
         char path[1024];
         int n = snprintf(path, sizeof(path), "%s/%s", folder, *soname);
-        if (n < 0 || (size_t)n >= sizeof(path)) continue;
+        if (n < 0 || (size_t)n >= sizeof(path))
+            continue;
         struct stat info;
-        if (stat(path, &info) != 0) continue;
+        if (stat(path, &info) != 0)
+            continue;
         void *handle = try_open(tried, path);
-        if (handle) return handle;
+        if (handle)
+            return handle;
     }
     return NULL;
 }
@@ -89,14 +96,17 @@ static bool is_folder(const char *path)
 static void *try_variable(struct sentence *tried, const struct fp8_dynlib_spec *spec,
                           const char *value)
 {
-    if (!is_folder(value)) return try_open(tried, value);
-    static const char *const below[] = {"", "/lib64", "/lib"};
+    if (!is_folder(value))
+        return try_open(tried, value);
+    static const char *const below[] = { "", "/lib64", "/lib" };
     for (size_t i = 0; i < sizeof(below) / sizeof(below[0]); i++) {
         char folder[1024];
         int n = snprintf(folder, sizeof(folder), "%s%s", value, below[i]);
-        if (n < 0 || (size_t)n >= sizeof(folder)) continue;
+        if (n < 0 || (size_t)n >= sizeof(folder))
+            continue;
         void *handle = try_folder(tried, spec, folder);
-        if (handle) return handle;
+        if (handle)
+            return handle;
     }
     if (tried->attempts == 0) {
         say(tried, "the folder %s (no %s in it)", value, spec->sonames[0]);
@@ -109,18 +119,23 @@ static void *search(const struct fp8_dynlib_spec *spec, struct sentence *tried, 
 {
     for (const char *const *soname = spec->sonames; *soname; soname++) {
         void *handle = dlopen(*soname, OPEN_FLAGS | RTLD_NOLOAD);
-        if (handle) return handle;
+        if (handle)
+            return handle;
         (void)dlerror();
     }
-    if (value) return try_variable(tried, spec, value);
+    if (value)
+        return try_variable(tried, spec, value);
     for (const char *const *soname = spec->sonames; *soname; soname++) {
         void *handle = try_open(tried, *soname);
-        if (handle) return handle;
+        if (handle)
+            return handle;
     }
-    if (!spec->toolkit) return NULL;
+    if (!spec->toolkit)
+        return NULL;
     for (size_t i = 0; i < sizeof(toolkit_folders) / sizeof(toolkit_folders[0]); i++) {
         void *handle = try_folder(tried, spec, toolkit_folders[i]);
-        if (handle) return handle;
+        if (handle)
+            return handle;
         say(tried, ", the folder %s", toolkit_folders[i]);
     }
     return NULL;
@@ -139,17 +154,19 @@ bool fp8_dynlib_open(const struct fp8_dynlib_spec *spec, struct fp8_dynlib *lib,
 {
     memset(lib, 0, sizeof(*lib));
     char attempts[FP8_DYNLIB_MESSAGE_SIZE - 512] = "";
-    struct sentence tried = {attempts, sizeof(attempts), 0, 0};
+    struct sentence tried = { attempts, sizeof(attempts), 0, 0 };
     const char *value = spec->variable ? getenv(spec->variable) : NULL;
-    if (value && !*value) value = NULL;
+    if (value && !*value)
+        value = NULL;
     lib->handle = search(spec, &tried, value);
     if (lib->handle) {
         remember_path(lib);
         return true;
     }
-    struct sentence out = {message, message ? message_size : 0, 0, 0};
+    struct sentence out = { message, message ? message_size : 0, 0, 0 };
     if (value) {
-        say(&out, "%s could not be opened: %s is set and was searched alone: %s; correct or unset it",
+        say(&out,
+            "%s could not be opened: %s is set and was searched alone: %s; correct or unset it",
             spec->name, spec->variable, attempts);
     } else {
         say(&out, "%s was not found; searched: a copy in this process, %s", spec->name, attempts);
@@ -167,8 +184,9 @@ bool fp8_dynlib_symbols(const struct fp8_dynlib *lib, const struct fp8_dynlib_sy
         void *symbol = dlsym(lib->handle, symbols[i].name);
         if (!symbol && !symbols[i].optional) {
             if (message && message_size) {
-                snprintf(message, message_size, "%s has no symbol %s: it is too old or another library",
-                         lib->path, symbols[i].name);
+                snprintf(message, message_size,
+                         "%s has no symbol %s: it is too old or another library", lib->path,
+                         symbols[i].name);
             }
             return false;
         }
@@ -179,6 +197,7 @@ bool fp8_dynlib_symbols(const struct fp8_dynlib *lib, const struct fp8_dynlib_sy
 
 void fp8_dynlib_close(struct fp8_dynlib *lib)
 {
-    if (lib->handle) dlclose(lib->handle);
+    if (lib->handle)
+        dlclose(lib->handle);
     memset(lib, 0, sizeof(*lib));
 }

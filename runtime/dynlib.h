@@ -33,7 +33,7 @@ struct fp8_dynlib {
 
 struct fp8_dynlib_symbol {
     const char *name;
-    void *slot; /* address of the function pointer to set */
+    void *slot;    /* address of the function pointer to set */
     bool optional; /* NULL if the library lacks it */
 };
 

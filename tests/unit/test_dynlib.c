@@ -17,10 +17,10 @@
 
 #include "runtime/dynlib.h"
 
-static const char *const missing[] = {"libfp8_missing.so.2", "libfp8_missing.so.1", NULL};
-static const char *const present[] = {"libfp8_missing.so.2", "libm.so.6", NULL};
-static const struct fp8_dynlib_spec absent = {"Absent", "FP8_ABSENT_PATH", missing, true};
-static const struct fp8_dynlib_spec math = {"Math", "FP8_MATH_PATH", present, false};
+static const char *const missing[] = { "libfp8_missing.so.2", "libfp8_missing.so.1", NULL };
+static const char *const present[] = { "libfp8_missing.so.2", "libm.so.6", NULL };
+static const struct fp8_dynlib_spec absent = { "Absent", "FP8_ABSENT_PATH", missing, true };
+static const struct fp8_dynlib_spec math = { "Math", "FP8_MATH_PATH", present, false };
 
 static void test_soname_order(void **state)
 {
@@ -31,7 +31,7 @@ static void test_soname_order(void **state)
     assert_true(fp8_dynlib_open(&math, &lib, message, sizeof(message)));
     assert_non_null(strstr(lib.path, "libm.so.6"));
     double (*cosine)(double) = NULL;
-    const struct fp8_dynlib_symbol table[] = {{"cos", &cosine, false}};
+    const struct fp8_dynlib_symbol table[] = { { "cos", &cosine, false } };
     assert_true(fp8_dynlib_symbols(&lib, table, 1, message, sizeof(message)));
     assert_true(cosine(0.0) == 1.0);
     fp8_dynlib_close(&lib);
@@ -47,10 +47,13 @@ static void test_missing_lists_everything(void **state)
     unsetenv("FP8_ABSENT_PATH");
     assert_false(fp8_dynlib_open(&absent, &lib, message, sizeof(message)));
     assert_null(lib.handle);
-    const char *const parts[] = {"Absent", "libfp8_missing.so.2", "libfp8_missing.so.1",
-                                 "/usr/local/cuda/lib64", "FP8_ABSENT_PATH", "No such file"};
+    const char *const parts[] = {
+        "Absent",          "libfp8_missing.so.2", "libfp8_missing.so.1", "/usr/local/cuda/lib64",
+        "FP8_ABSENT_PATH", "No such file"
+    };
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-        if (!strstr(message, parts[i])) fail_msg("'%s' is not in: %s", parts[i], message);
+        if (!strstr(message, parts[i]))
+            fail_msg("'%s' is not in: %s", parts[i], message);
     }
     assert_null(strchr(message, '\n'));
     assert_false(fp8_dynlib_open(&absent, &lib, NULL, 0));
@@ -89,8 +92,8 @@ static void test_variable(void **state)
 static void test_copy_in_process_first(void **state)
 {
     (void)state;
-    static const char *const loaded[] = {"libcmocka.so.0", NULL};
-    static const struct fp8_dynlib_spec spec = {"cmocka", "FP8_CMOCKA_PATH", loaded, false};
+    static const char *const loaded[] = { "libcmocka.so.0", NULL };
+    static const struct fp8_dynlib_spec spec = { "cmocka", "FP8_CMOCKA_PATH", loaded, false };
     struct fp8_dynlib lib;
     setenv("FP8_CMOCKA_PATH", "/nonexistent", 1);
     assert_true(fp8_dynlib_open(&spec, &lib, NULL, 0));
@@ -105,10 +108,10 @@ static void test_missing_symbol(void **state)
     char message[FP8_DYNLIB_MESSAGE_SIZE] = "";
     assert_true(fp8_dynlib_open(&math, &lib, message, sizeof(message)));
     void (*nothing)(void) = abort;
-    const struct fp8_dynlib_symbol optional[] = {{"fp8_no_such_symbol", &nothing, true}};
+    const struct fp8_dynlib_symbol optional[] = { { "fp8_no_such_symbol", &nothing, true } };
     assert_true(fp8_dynlib_symbols(&lib, optional, 1, message, sizeof(message)));
     assert_null(nothing);
-    const struct fp8_dynlib_symbol needed[] = {{"fp8_no_such_symbol", &nothing, false}};
+    const struct fp8_dynlib_symbol needed[] = { { "fp8_no_such_symbol", &nothing, false } };
     assert_false(fp8_dynlib_symbols(&lib, needed, 1, message, sizeof(message)));
     assert_non_null(strstr(message, "fp8_no_such_symbol"));
     assert_non_null(strstr(message, "libm"));
@@ -121,10 +124,13 @@ static void *open_often(void *user)
     char message[FP8_DYNLIB_MESSAGE_SIZE];
     for (int i = 0; i < 200; i++) {
         struct fp8_dynlib lib;
-        if (!fp8_dynlib_open(&math, &lib, message, sizeof(message))) return (void *)1;
+        if (!fp8_dynlib_open(&math, &lib, message, sizeof(message)))
+            return (void *)1;
         fp8_dynlib_close(&lib);
-        if (fp8_dynlib_open(&absent, &lib, message, sizeof(message))) return (void *)1;
-        if (!strstr(message, "libfp8_missing.so.1")) return (void *)1;
+        if (fp8_dynlib_open(&absent, &lib, message, sizeof(message)))
+            return (void *)1;
+        if (!strstr(message, "libfp8_missing.so.1"))
+            return (void *)1;
     }
     return NULL;
 }
@@ -146,12 +152,9 @@ static void test_many_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_soname_order),
-        cmocka_unit_test(test_missing_lists_everything),
-        cmocka_unit_test(test_variable),
-        cmocka_unit_test(test_copy_in_process_first),
-        cmocka_unit_test(test_missing_symbol),
-        cmocka_unit_test(test_many_threads),
+        cmocka_unit_test(test_soname_order),   cmocka_unit_test(test_missing_lists_everything),
+        cmocka_unit_test(test_variable),       cmocka_unit_test(test_copy_in_process_first),
+        cmocka_unit_test(test_missing_symbol), cmocka_unit_test(test_many_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,323 @@
+/*
+ * bundle_dir.c - the folder of a bundle: written aside, synced, then renamed into its place.
+ *
+ * In: a target path, named files. Out: the whole new bundle, or the old state and a sentence. A target
+ * that exists is exchanged with the new folder in one step (RENAME_EXCHANGE), so that a reader sees the
+ * old bundle or the new one; where the file system cannot do that, the old one is moved aside first.
+ *
+ * What is removed is only ever what a bundle consists of: manifest.json and kernels/\*.cubin. A folder
+ * with anything else in it is never replaced. Knows nothing of what the files mean beyond "format".
+ */
+#include "gen/bundle_dir.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <libgen.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/bundle_format.h"
+
+#define CUBIN_SUFFIX ".cubin"
+
+static fp8gen_status fail_system(struct fp8gen *gen, const char *what, const char *path, int error)
+{
+    const char *hint = NULL;
+    if (error == ENOSPC || error == EDQUOT)
+        hint = "free some space, or name a folder on another disk";
+    else if (error == EACCES || error == EPERM || error == EROFS)
+        hint = "name a folder that you may write to";
+    return gen_fail(gen, FP8GEN_ERR_MACHINE, hint, "cannot %s '%s': %s", what, path,
+                    strerror(error));
+}
+
+/* ---- what a folder holds ------------------------------------------------------------------------- */
+
+static bool has_suffix(const char *name, const char *suffix)
+{
+    size_t length = strlen(name), tail = strlen(suffix);
+    return length > tail && strcmp(name + length - tail, suffix) == 0;
+}
+
+static bool belongs(const char *name, bool in_kernels)
+{
+    if (in_kernels)
+        return has_suffix(name, CUBIN_SUFFIX);
+    return strcmp(name, FP8_BUNDLE_MANIFEST) == 0 || strcmp(name, FP8_BUNDLE_KERNEL_DIR) == 0;
+}
+
+static bool is_dot(const char *name)
+{
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
+/* Counts the entries of a folder and copies the first that is no part of a bundle into stranger. */
+static int survey(const char *path, bool in_kernels, int *entries, char stranger[256])
+{
+    DIR *dir = opendir(path);
+    if (dir == NULL)
+        return errno;
+    struct dirent *entry;
+    while ((entry = readdir(dir)) != NULL) {
+        if (is_dot(entry->d_name))
+            continue;
+        ++*entries;
+        if (!belongs(entry->d_name, in_kernels) && stranger[0] == '\0')
+            snprintf(stranger, 256, "%s%s", in_kernels ? FP8_BUNDLE_KERNEL_DIR "/" : "",
+                     entry->d_name);
+    }
+    closedir(dir);
+    return 0;
+}
+
+static bool has_manifest(struct fp8gen *gen, const char *path)
+{
+    const char *file = arena_printf(&gen->arena, "%s/%s", path, FP8_BUNDLE_MANIFEST);
+    if (file == NULL)
+        return false;
+    json_t *manifest = json_load_file(file, 0, NULL);
+    const char *format = json_string_value(json_object_get(manifest, "format"));
+    bool good = format != NULL && strcmp(format, FP8_BUNDLE_FORMAT) == 0;
+    json_decref(manifest);
+    return good;
+}
+
+/* The target exists: may it be replaced? */
+static fp8gen_status check_target(struct fp8gen *gen, const char *target)
+{
+    static const char hint[] = "name another folder, or remove this one yourself";
+    struct stat info;
+    if (stat(target, &info) != 0)
+        return errno == ENOENT ? FP8GEN_OK : fail_system(gen, "look at", target, errno);
+    if (!S_ISDIR(info.st_mode))
+        return gen_fail(gen, FP8GEN_ERR_ARGUMENT, hint, "'%s' exists and is not a folder", target);
+    int entries = 0, kernels = 0;
+    char stranger[256] = "";
+    int error = survey(target, false, &entries, stranger);
+    if (error != 0)
+        return fail_system(gen, "look into", target, error);
+    if (entries == 0)
+        return FP8GEN_OK;
+    if (!has_manifest(gen, target))
+        return gen_fail(gen, FP8GEN_ERR_ARGUMENT, hint,
+                        "'%s' exists and is not a bundle: it has no %s of format %s", target,
+                        FP8_BUNDLE_MANIFEST, FP8_BUNDLE_FORMAT);
+    const char *inner = arena_printf(&gen->arena, "%s/%s", target, FP8_BUNDLE_KERNEL_DIR);
+    if (inner == NULL)
+        return gen_out_of_memory(gen);
+    error = survey(inner, true, &kernels, stranger);
+    if (error != 0 && error != ENOENT)
+        return fail_system(gen, "look into", inner, error);
+    if (stranger[0] != '\0')
+        return gen_fail(gen, FP8GEN_ERR_ARGUMENT, hint,
+                        "'%s' holds '%s', which is no part of a bundle and would be lost", target,
+                        stranger);
+    return FP8GEN_OK;
+}
+
+/* ---- removing ------------------------------------------------------------------------------------- */
+
+static void remove_entries(int folder, bool in_kernels)
+{
+    int copy = dup(folder);
+    DIR *dir = copy >= 0 ? fdopendir(copy) : NULL;
+    if (dir == NULL) {
+        if (copy >= 0)
+            close(copy);
+        return;
+    }
+    struct dirent *entry;
+    while ((entry = readdir(dir)) != NULL)
+        if (!is_dot(entry->d_name) && belongs(entry->d_name, in_kernels))
+            unlinkat(folder, entry->d_name, 0);
+    closedir(dir);
+}
+
+/* Removes a bundle's files and then the folders, which stay if anything else is in them. */
+static void remove_bundle(const char *path)
+{
+    int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW;
+    int top = open(path, flags);
+    if (top < 0)
+        return;
+    int inner = openat(top, FP8_BUNDLE_KERNEL_DIR, flags);
+    if (inner >= 0) {
+        remove_entries(inner, true);
+        close(inner);
+        unlinkat(top, FP8_BUNDLE_KERNEL_DIR, AT_REMOVEDIR);
+    }
+    remove_entries(top, false);
+    close(top);
+    rmdir(path);
+}
+
+/* ---- begin ---------------------------------------------------------------------------------------- */
+
+/* Splits the target into folder and name; resolves a symbolic link to where it points. */
+static fp8gen_status split_target(struct fp8gen *gen, const char *target,
+                                  struct gen_bundle_dir *dir, const char **base)
+{
+    char *real = realpath(target, NULL);
+    const char *path = real != NULL ? real : target;
+    dir->target = arena_copy(&gen->arena, path, strlen(path));
+    char *for_parent = arena_copy(&gen->arena, path, strlen(path));
+    char *for_base = arena_copy(&gen->arena, path, strlen(path));
+    free(real);
+    if (dir->target == NULL || for_parent == NULL || for_base == NULL)
+        return gen_out_of_memory(gen);
+    dir->parent = dirname(for_parent);
+    *base = basename(for_base);
+    if (strcmp(*base, "/") == 0 || is_dot(*base))
+        return gen_fail(gen, FP8GEN_ERR_ARGUMENT, "name a folder of its own for the bundle",
+                        "'%s' cannot be the folder of a bundle", target);
+    return FP8GEN_OK;
+}
+
+fp8gen_status gen_bundle_begin(struct fp8gen *gen, const char *target, struct gen_bundle_dir *dir)
+{
+    const char *base = NULL;
+    *dir = (struct gen_bundle_dir){ .gen = gen };
+    fp8gen_status status = split_target(gen, target, dir, &base);
+    if (status == FP8GEN_OK)
+        status = check_target(gen, dir->target);
+    if (status != FP8GEN_OK)
+        return status;
+    char *path = arena_printf(&gen->arena, "%s/.%s.XXXXXX", dir->parent, base);
+    if (path == NULL)
+        return gen_out_of_memory(gen);
+    if (mkdtemp(path) == NULL)
+        return fail_system(gen, "make a folder in", dir->parent, errno);
+    dir->temporary = path;
+    const char *inner = arena_printf(&gen->arena, "%s/%s", path, FP8_BUNDLE_KERNEL_DIR);
+    if (inner == NULL)
+        return gen_out_of_memory(gen);
+    if (mkdir(inner, 0777) != 0)
+        return fail_system(gen, "make the folder", inner, errno);
+    return FP8GEN_OK;
+}
+
+void gen_bundle_abandon(struct gen_bundle_dir *dir)
+{
+    if (dir->temporary != NULL)
+        remove_bundle(dir->temporary);
+    dir->temporary = NULL;
+}
+
+/* ---- write ---------------------------------------------------------------------------------------- */
+
+static int write_all(int fd, const char *data, size_t size)
+{
+    while (size > 0) {
+        ssize_t n = write(fd, data, size);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? errno : EIO;
+        data += n;
+        size -= (size_t)n;
+    }
+    return 0;
+}
+
+fp8gen_status gen_bundle_write(struct gen_bundle_dir *dir, const char *name, const void *data,
+                               size_t size)
+{
+    const char *path = arena_printf(&dir->gen->arena, "%s/%s", dir->temporary, name);
+    if (path == NULL)
+        return gen_out_of_memory(dir->gen);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return fail_system(dir->gen, "create", path, errno);
+    int error = write_all(fd, data, size);
+    if (error == 0 && fsync(fd) != 0)
+        error = errno;
+    if (close(fd) != 0 && error == 0)
+        error = errno;
+    return error == 0 ? FP8GEN_OK : fail_system(dir->gen, "write", path, error);
+}
+
+/* ---- commit --------------------------------------------------------------------------------------- */
+
+static int sync_folder(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return errno;
+    /* Some file systems cannot sync a folder and say EINVAL: nothing more can be done there. */
+    int error = fsync(fd) != 0 && errno != EINVAL ? errno : 0;
+    close(fd);
+    return error;
+}
+
+/* mkdtemp made the folder private; a bundle has the rights that mkdir would give it. */
+static int open_rights(const char *path)
+{
+    mode_t mask = umask(0);
+    umask(mask);
+    return chmod(path, 0777 & ~mask) != 0 ? errno : 0;
+}
+
+/* Without RENAME_EXCHANGE: moves the old one aside, and back if the new one cannot take its place. */
+static int replace_in_two_steps(struct gen_bundle_dir *dir)
+{
+    const char *aside = arena_printf(&dir->gen->arena, "%s.old", dir->temporary);
+    if (aside == NULL)
+        return ENOMEM;
+    if (rename(dir->target, aside) != 0)
+        return errno;
+    if (rename(dir->temporary, dir->target) != 0) {
+        int error = errno;
+        (void)rename(aside, dir->target);
+        return error;
+    }
+    dir->temporary = aside; /* the old one, to be removed */
+    return 0;
+}
+
+/* Puts the new folder in place; what is in `temporary` afterwards is the old one, if there was one. */
+static int put_in_place(struct gen_bundle_dir *dir)
+{
+    for (int tries = 0; tries < 16; tries++) {
+        if (rename(dir->temporary, dir->target) == 0) { /* nothing there, or an empty folder */
+            dir->temporary = NULL;
+            return 0;
+        }
+        if (errno != ENOTEMPTY && errno != EEXIST)
+            return errno;
+        if (renameat2(AT_FDCWD, dir->temporary, AT_FDCWD, dir->target, RENAME_EXCHANGE) == 0)
+            return 0;
+        if (errno == EINVAL || errno == ENOSYS)
+            return replace_in_two_steps(dir);
+        if (errno != ENOENT) /* else another build took it away meanwhile */
+            return errno;
+    }
+    return EBUSY;
+}
+
+fp8gen_status gen_bundle_commit(struct gen_bundle_dir *dir)
+{
+    struct fp8gen *gen = dir->gen;
+    const char *inner = arena_printf(&gen->arena, "%s/%s", dir->temporary, FP8_BUNDLE_KERNEL_DIR);
+    if (inner == NULL)
+        return gen_out_of_memory(gen);
+    int error = open_rights(dir->temporary);
+    if (error == 0)
+        error = sync_folder(inner);
+    if (error == 0)
+        error = sync_folder(dir->temporary);
+    if (error != 0)
+        return fail_system(gen, "finish", dir->temporary, error);
+    fp8gen_status status = check_target(gen, dir->target); /* it may have changed meanwhile */
+    if (status != FP8GEN_OK)
+        return status;
+    error = put_in_place(dir);
+    if (error != 0)
+        return fail_system(gen, "put the bundle in place at", dir->target, error);
+    error = sync_folder(dir->parent);
+    return error == 0 ? FP8GEN_OK : fail_system(gen, "finish", dir->parent, error);
+}
