@@ -45,8 +45,11 @@ static fp8gen_status fail_arch(struct fp8gen *gen, const char *name, size_t leng
     fp8gen_status status = known.failed ? gen_out_of_memory(gen) : FP8GEN_ERR_ARGUMENT;
     if (!known.failed)
         status =
-            gen_fail(gen, FP8GEN_ERR_ARGUMENT, "several are given as sm_90a,sm_100a",
-                     "unknown arch '%.*s'; known are %s, and none", (int)length, name, known.data);
+            gen_fail(gen, FP8GEN_ERR_ARGUMENT,
+                     "the kernels need compute capability 9.0 or newer; several archs are given as "
+                     "sm_90a,sm_100a",
+                     "cannot build for arch '%.*s'; the archs are %s, or none", (int)length, name,
+                     known.data);
     buf_free(&known);
     return status;
 }

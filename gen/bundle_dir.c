@@ -25,6 +25,8 @@
 
 #define CUBIN_SUFFIX ".cubin"
 
+enum { STRANGER_SIZE = 300 };
+
 static fp8gen_status fail_system(struct fp8gen *gen, const char *what, const char *path, int error)
 {
     const char *hint = NULL;
@@ -57,7 +59,7 @@ static bool is_dot(const char *name)
 }
 
 /* Counts the entries of a folder and copies the first that is no part of a bundle into stranger. */
-static int survey(const char *path, bool in_kernels, int *entries, char stranger[256])
+static int survey(const char *path, bool in_kernels, int *entries, char stranger[STRANGER_SIZE])
 {
     DIR *dir = opendir(path);
     if (dir == NULL)
@@ -68,7 +70,7 @@ static int survey(const char *path, bool in_kernels, int *entries, char stranger
             continue;
         ++*entries;
         if (!belongs(entry->d_name, in_kernels) && stranger[0] == '\0')
-            snprintf(stranger, 256, "%s%s", in_kernels ? FP8_BUNDLE_KERNEL_DIR "/" : "",
+            snprintf(stranger, STRANGER_SIZE, "%s%s", in_kernels ? FP8_BUNDLE_KERNEL_DIR "/" : "",
                      entry->d_name);
     }
     closedir(dir);
@@ -97,7 +99,7 @@ static fp8gen_status check_target(struct fp8gen *gen, const char *target)
     if (!S_ISDIR(info.st_mode))
         return gen_fail(gen, FP8GEN_ERR_ARGUMENT, hint, "'%s' exists and is not a folder", target);
     int entries = 0, kernels = 0;
-    char stranger[256] = "";
+    char stranger[STRANGER_SIZE] = "";
     int error = survey(target, false, &entries, stranger);
     if (error != 0)
         return fail_system(gen, "look into", target, error);

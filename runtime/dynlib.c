@@ -23,6 +23,7 @@ static const char *const toolkit_folders[] = {
     "/usr/local/cuda/lib",
     "/opt/cuda/lib64",
 };
+enum { FOLDER_COUNT = sizeof(toolkit_folders) / sizeof(toolkit_folders[0]) };
 
 /* The sentence under construction; text past the end is cut, never an error. */
 struct sentence {
@@ -93,12 +94,18 @@ static bool is_folder(const char *path)
 }
 
 /* The variable names the library itself, the folder it lies in, or the toolkit's folder. */
-static void *try_variable(struct sentence *tried, const struct fp8_dynlib_spec *spec,
-                          const char *value)
+static void *try_variable(struct sentence *tried, const struct fp8_dynlib_spec *spec)
 {
+    static const char *const below[] = { "", "/lib64", "/lib" };
+    const char *value = getenv(spec->variable);
+    if (!value || !*value) {
+        say(tried, ", %s (not set)", spec->variable);
+        return NULL;
+    }
+    say(tried, ", %s=", spec->variable);
+    tried->attempts = 0; /* no comma after the sign */
     if (!is_folder(value))
         return try_open(tried, value);
-    static const char *const below[] = { "", "/lib64", "/lib" };
     for (size_t i = 0; i < sizeof(below) / sizeof(below[0]); i++) {
         char folder[1024];
         int n = snprintf(folder, sizeof(folder), "%s%s", value, below[i]);
@@ -108,14 +115,12 @@ static void *try_variable(struct sentence *tried, const struct fp8_dynlib_spec *
         if (handle)
             return handle;
     }
-    if (tried->attempts == 0) {
-        say(tried, "the folder %s (no %s in it)", value, spec->sonames[0]);
-        tried->attempts++;
-    }
+    if (tried->attempts == 0)
+        say(tried, "%s (a folder without %s)", value, spec->sonames[0]);
     return NULL;
 }
 
-static void *search(const struct fp8_dynlib_spec *spec, struct sentence *tried, const char *value)
+static void *search(const struct fp8_dynlib_spec *spec, struct sentence *tried)
 {
     for (const char *const *soname = spec->sonames; *soname; soname++) {
         void *handle = dlopen(*soname, OPEN_FLAGS | RTLD_NOLOAD);
@@ -123,22 +128,18 @@ static void *search(const struct fp8_dynlib_spec *spec, struct sentence *tried, 
             return handle;
         (void)dlerror();
     }
-    if (value)
-        return try_variable(tried, spec, value);
     for (const char *const *soname = spec->sonames; *soname; soname++) {
         void *handle = try_open(tried, *soname);
         if (handle)
             return handle;
     }
-    if (!spec->toolkit)
-        return NULL;
-    for (size_t i = 0; i < sizeof(toolkit_folders) / sizeof(toolkit_folders[0]); i++) {
-        void *handle = try_folder(tried, spec, toolkit_folders[i]);
-        if (handle)
-            return handle;
+    void *handle = spec->variable ? try_variable(tried, spec) : NULL;
+    for (size_t i = 0; !handle && spec->toolkit && i < FOLDER_COUNT; i++) {
         say(tried, ", the folder %s", toolkit_folders[i]);
+        tried->attempts = 1;
+        handle = try_folder(tried, spec, toolkit_folders[i]);
     }
-    return NULL;
+    return handle;
 }
 
 static void remember_path(struct fp8_dynlib *lib)
@@ -153,27 +154,17 @@ bool fp8_dynlib_open(const struct fp8_dynlib_spec *spec, struct fp8_dynlib *lib,
                      size_t message_size)
 {
     memset(lib, 0, sizeof(*lib));
-    char attempts[FP8_DYNLIB_MESSAGE_SIZE - 512] = "";
+    char attempts[FP8_DYNLIB_MESSAGE_SIZE - 256] = "";
     struct sentence tried = { attempts, sizeof(attempts), 0, 0 };
-    const char *value = spec->variable ? getenv(spec->variable) : NULL;
-    if (value && !*value)
-        value = NULL;
-    lib->handle = search(spec, &tried, value);
+    lib->handle = search(spec, &tried);
     if (lib->handle) {
         remember_path(lib);
         return true;
     }
     struct sentence out = { message, message ? message_size : 0, 0, 0 };
-    if (value) {
-        say(&out,
-            "%s could not be opened: %s is set and was searched alone: %s; correct or unset it",
-            spec->name, spec->variable, attempts);
-    } else {
-        say(&out, "%s was not found; searched: a copy in this process, %s", spec->name, attempts);
-        if (spec->variable) {
-            say(&out, "; install it or set %s to the library or its folder", spec->variable);
-        }
-    }
+    say(&out, "%s was not found; searched: a copy in this process, %s", spec->name, attempts);
+    if (spec->variable)
+        say(&out, "; install it or set %s to the library or its folder", spec->variable);
     return false;
 }
 

@@ -6,9 +6,9 @@
  * diagnostics, no state of its own, so any thread may call it at any time. Not public.
  *
  * The order, and why: (1) a copy that is already in the process, because two copies of one library
- * (NCCL above all) must never meet; (2) the file or folder in the environment variable, if that is
- * set: the user's word, so a wrong one is an error and never silently passed over; (3) the sonames,
- * newest first, as the loader finds them; (4) the usual toolkit folders.
+ * (NCCL above all) must never meet; (2) the sonames, newest first, as the loader finds them; (3) the
+ * file or folder in the environment variable, for libraries that the loader does not find by itself;
+ * (4) the usual toolkit folders.
  */
 #ifndef FP8_DYNLIB_H
 #define FP8_DYNLIB_H
@@ -21,7 +21,7 @@ enum { FP8_DYNLIB_MESSAGE_SIZE = 2048 };
 
 struct fp8_dynlib_spec {
     const char *name;           /* for people: "NVRTC" */
-    const char *variable;       /* "FP8_NVRTC_PATH", a file or folder; NULL = none */
+    const char *variable;       /* "FP8_NVRTC_PATH": a file, or the folder with it; NULL = none */
     const char *const *sonames; /* newest first, ends in NULL */
     bool toolkit;               /* also look into the usual folders of the CUDA toolkit */
 };
