@@ -373,7 +373,7 @@ static int open_body(lua_State *L)
 fp8gen_status script_open(struct fp8gen *gen)
 {
     struct script *script = &gen->script;
-    script->limits = (struct script_limits){ .instructions = 20 * 1000 * 1000,
+    script->limits = (struct script_limits){ .instructions = 10 * 1000 * 1000,
                                              .memory_bytes = 64 * 1024 * 1024,
                                              .wall_ms = 5000 };
     script->memory_limit = OWN_MEMORY_BYTES;

@@ -1,8 +1,8 @@
 -- A small model with awkward dims: vocabulary 2556, odd features, biases, every option used once.
 --
--- Numbers: made up, except 2556: a vocabulary that is no multiple of 16, as FP8 GEMMs want it,
--- nor of 8. Runs in seconds on the host, so it is the spec to try things with: `fp8gen run`. The
--- lesson: any dims work. Caller's tensors stay as they are, exact and unpadded; only our FP8
+-- Numbers: made up, except 2556: a vocabulary that is no multiple of 16, as FP8 GEMMs want it, nor
+-- of 8. Runs in seconds on the host, so it is the spec to try things with: `fp8gen run`.
+-- The lesson: any dims work. Caller's tensors stay as they are, exact and unpadded; only our FP8
 -- copies are padded. Each layer below shows one more field.
 
 local hidden, ffn, vocab = 512, 1365, 2556 -- 1365 = 8/3 of 512, as gated networks have it

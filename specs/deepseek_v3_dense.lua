@@ -1,12 +1,12 @@
 -- DeepSeek-V3: the three dense blocks (attention and feed-forward) and the output head.
 --
 -- Numbers: config.json of deepseek-ai/DeepSeek-V3: hidden_size 7168, q_lora_rank 1536,
--- kv_lora_rank 512, num_attention_heads 128, qk_nope_head_dim 128, qk_rope_head_dim 64,
--- v_head_dim 128, intermediate_size 18432, first_k_dense_replace 3, vocab_size 129280, no biases.
--- The experts of the other 58 blocks are grouped GEMMs, which are not linear layers of one
--- weight. The lesson: latent attention makes narrow layers (N = 576 and 1536, K = 512) beside
--- wide ones. At 576 x 7168 the time goes into reading and quantising x, not into the GEMM; see
--- the predicted times of `fp8gen plan`.
+-- kv_lora_rank 512, num_attention_heads 128, qk_nope_head_dim 128, qk_rope_head_dim 64, v_head_dim
+-- 128, intermediate_size 18432, first_k_dense_replace 3, vocab_size 129280, no biases. The experts
+-- of the other 58 blocks are grouped GEMMs, which are not linear layers of one weight.
+-- The lesson: latent attention makes narrow layers (N = 576 and 1536, K = 512) beside wide ones.
+-- At 576 x 7168 the time goes into reading and quantising x, not into the GEMM; see the predicted
+-- times of `fp8gen plan`.
 
 local hidden, ffn, vocab, blocks = 7168, 18432, 129280, 3
 local q_rank, kv_rank, heads = 1536, 512, 128
@@ -17,7 +17,8 @@ return model "deepseek_v3_dense" {
     recipe = recipe.current { format = "e4m3" }, -- for gradients too, as it was trained
     layers = {
         linear "q_a"  { in_features = hidden, out_features = q_rank, count = blocks },
-        linear "q_b"  { in_features = q_rank, out_features = heads * (nope + rope), count = blocks },
+        linear "q_b"  { in_features = q_rank, out_features = heads * (nope + rope),
+            count = blocks },
         linear "kv_a" { in_features = hidden, out_features = kv_rank + rope, count = blocks },
         linear "kv_b" { in_features = kv_rank, out_features = heads * (nope + v), count = blocks },
         linear "o"    { in_features = heads * v, out_features = hidden, count = blocks },

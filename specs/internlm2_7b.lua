@@ -2,9 +2,9 @@
 --
 -- Numbers: config.json of internlm/internlm2-7b: hidden_size 4096, intermediate_size 14336,
 -- num_attention_heads 32, num_key_value_heads 8, num_hidden_layers 32, vocab_size 92544, bias
--- false. InternLM names them wqkv, wo, w1 (gate), w3 (up), w2 (down) and output. The lesson:
--- values of the model are defaults of its layers. main_grad of the blocks is fp32 (the default);
--- the output layer asks for a bf16 dw, which halves the largest gradient of the model.
+-- false. InternLM names them wqkv, wo, w1 (gate), w3 (up), w2 (down) and output.
+-- The lesson: values of the model are defaults of its layers. main_grad of the blocks is fp32 (the
+-- default); the output layer asks for a bf16 dw, which halves the largest gradient of the model.
 
 local hidden, ffn, vocab, blocks = 4096, 14336, 92544, 32
 local heads, kv_heads = 32, 8

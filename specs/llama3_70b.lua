@@ -2,10 +2,10 @@
 --
 -- Numbers: config.json of meta-llama/Meta-Llama-3-70B: hidden_size 8192, intermediate_size 28672,
 -- num_attention_heads 64, num_key_value_heads 8, num_hidden_layers 80, vocab_size 128256, no
--- biases. The lesson: tokens and max_tokens. Kernels are chosen for M = tokens but serve any M up
--- to max_tokens without a new build; the default of max_tokens is tokens. The gate and up
--- projections stand apart here: frameworks that keep two weights run the same shape twice a
--- block.
+-- biases.
+-- The lesson: tokens and max_tokens. Kernels are chosen for M = tokens but serve any M up to
+-- max_tokens without a new build; the default of max_tokens is tokens. The gate and up projections
+-- stand apart here: frameworks that keep two weights run the same shape twice a block.
 
 local hidden, ffn, vocab, blocks = 8192, 28672, 128256, 80
 local heads, kv_heads = 64, 8

@@ -2,9 +2,10 @@
 --
 -- Numbers: config.json of meta-llama/Meta-Llama-3-8B: hidden_size 4096, intermediate_size 14336,
 -- num_attention_heads 32, num_key_value_heads 8, num_hidden_layers 32, vocab_size 128256, no
--- biases. The lesson: a spec lists shapes, not modules. Each distinct shape is one layer with a
--- count; fused projections (q, k, v; gate, up) are one layer with the sum of their features,
--- since one larger GEMM reads and quantises x once.
+-- biases.
+-- The lesson: a spec lists shapes, not modules. Each distinct shape is one layer with a count;
+-- fused projections (q, k, v; gate, up) are one layer with the sum of their features, since one
+-- larger GEMM reads and quantises x once.
 
 local hidden, ffn, vocab, blocks = 4096, 14336, 128256, 32
 local heads, kv_heads = 32, 8

@@ -7,16 +7,14 @@
 -- gives one error.
 
 local locate = require "locate"
+local report = require "report"
 local schema = require "schema"
 
 local check = {}
 
 -- ---- values in messages -------------------------------------------------------------------------
 
-local function quoted(value)
-    local text = #value > 40 and value:sub(1, 37) .. "..." or value
-    return "'" .. text .. "'"
-end
+local quoted = report.quoted
 
 local function show(value)
     if type(value) == "string" then
@@ -30,8 +28,10 @@ local function show(value)
 end
 
 local function a_kind(state, value)
-    local record = state.records[value]
-    if record then
+    local record = value ~= nil and state.records[value]
+    if value == nil then
+        return "nothing"
+    elseif record then
         return (record.open and "an unfinished " or "a ") .. record.what
     end
     local kind = type(value)
@@ -108,9 +108,8 @@ end
 -- Reports keys that the scope does not have, values without a key, and keys given twice. Returns
 -- the names of fields that were probably meant: they are not missing as well.
 local function check_keys(state, scope, entry, fields)
-    local report = state.report
     local meant = {}
-    report:duplicates(entry)
+    state.report:duplicates(entry)
     local unknown, positional = {}, 0
     for key in next, fields do
         if type(key) ~= "string" then
@@ -121,14 +120,14 @@ local function check_keys(state, scope, entry, fields)
     end
     table.sort(unknown, host.less)
     for _, key in ipairs(unknown) do
-        if report:full() then
+        if state.report:full() then
             break
         end
         local other = schema.other_fields[scope] and schema.other_fields[scope][key]
         local near = locate.nearest(key, schema.names(scope))
         meant[near or ""] = true
         local known = "fields here: " .. table.concat(schema.names(scope), ", ")
-        report:key(entry, key, {
+        state.report:key(entry, key, {
             message = other and ("field '%s': %s"):format(key, other)
                 or ("unknown field %s"):format(quoted(key)),
             hint = other and "leave it out"
@@ -137,7 +136,7 @@ local function check_keys(state, scope, entry, fields)
     end
     if positional > 0 then
         meant.any = true
-        report:unnamed(entry, {
+        state.report:unnamed(entry, {
             message = ("a value without a name in %s"):format(schema.scope_title[scope]),
             hint = scope == "model" and "layers stand in layers = { ... }; the rest is name = value"
                 or "fields are written name = value: " .. table.concat(schema.names(scope), ", "),
@@ -218,9 +217,10 @@ local refused = {}
 local function check_scope(state, scope, record)
     local values = {}
     if record.bad_fields then
+        local bad = record.bad_fields
         state.report:head(record, {
             message = ("a %s needs a table of fields, not %s"):format(record.what,
-                record.bad_fields),
+                bad.count > 1 and bad.count .. " arguments" or a_kind(state, bad.value)),
             hint = "write " .. schema.scope_title[scope],
         })
         return nil
@@ -339,7 +339,6 @@ local function check_tokens(state, record, layer, from)
     }
     local words = { model = " (of the model)", default = " (the default)",
         override = " (an override)", layer = "" }
-    local report = state.report
     local problem = {
         message = ("tokens %d%s is more than max_tokens %d%s"):format(tokens, words[from.tokens],
             max_tokens, words[from.max_tokens]),
@@ -347,10 +346,10 @@ local function check_tokens(state, record, layer, from)
     }
     for _, name in ipairs({ "tokens", "max_tokens" }) do
         if from[name] == "layer" or from[name] == "model" then
-            return report:value(places[from[name]], name, problem)
+            return state.report:value(places[from[name]], name, problem)
         end
     end
-    report:head(record, problem)
+    state.report:head(record, problem)
 end
 
 local function check_layer(state, record, model)

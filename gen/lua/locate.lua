@@ -215,7 +215,11 @@ end
 
 local function literal_of(index, first, last)
     if first == last and index.kind[first] == "string" then
-        return (index:token(first):gsub("^['\"](.*)['\"]$", "%1"))
+        local token = index:token(first)
+        if token:find("\\", 1, true) then
+            return nil -- escapes are not decoded: as good as computed
+        end
+        return token:match("^%[=*%[\n?(.*)%]=*%]$") or token:sub(2, -2)
     end
 end
 

@@ -13,11 +13,28 @@ local report = {}
 local methods = {}
 local meta = { __index = methods }
 
-local max_shown = 50
+local max_shown = 20 -- errors
+local max_alike = 3 -- of them at one place: a loop that makes layers
 local max_names = 4
 
+-- A text of the spec, short and on one line, in quotes.
+function report.quoted(text)
+    local cut = #text
+    if cut > 40 then
+        cut = 37
+        while cut > 0 and text:find("^[\128-\191]", cut + 1) do
+            cut = cut - 1
+        end
+    end
+    local shown = text:sub(1, cut):gsub("%c", function(char)
+        return ("\\x%02x"):format(char:byte())
+    end)
+    return "'" .. shown .. (cut < #text and "..." or "") .. "'"
+end
+
 function report.new(source)
-    return setmetatable({ source = source, list = {}, by_key = {}, more = 0 }, meta)
+    return setmetatable({ source = source, list = {}, by_key = {}, at = {}, more = 0 },
+        meta)
 end
 
 function methods:full()
@@ -40,8 +57,14 @@ local function add(self, span, line, problem, note, owner)
     local key = table.concat({ line or 0, column or 0, length or 0, problem.message,
         problem.hint or "" }, "\0")
     local known = self.by_key[key]
-    if not known and self:full() then
-        self.more = self.more + 1
+    local place = table.concat({ line or 0, column or 0, length or 0 }, ":")
+    local alike = self.at[place] or { count = 0 }
+    if not known and (self:full() or alike.count == max_alike) then
+        if alike.count == max_alike then
+            alike.last.alike = (alike.last.alike or 0) + 1
+        else
+            self.more = self.more + 1
+        end
         return
     end
     if not known then
@@ -55,6 +78,7 @@ local function add(self, span, line, problem, note, owner)
         end
         self.list[#self.list + 1] = known
         self.by_key[key] = known
+        self.at[place] = { count = alike.count + 1, last = known }
     end
     if owner and not known.names[owner] then
         known.names[owner] = true
@@ -88,7 +112,7 @@ local function owner_of(self, entry)
         entry = entry.parent
     end
     local place = located(self, entry)
-    if entry.path ~= "linear" or type(entry.name) ~= "string" or #entry.name > 40 then
+    if entry.path ~= "linear" or type(entry.name) ~= "string" then
         return nil
     end
     return not (place and place.name == entry.name) and entry.name or nil
@@ -154,9 +178,7 @@ local function at_field(self, entry, key, problem, part)
     if field then
         add(self, field[part], nil, problem, nil, owner_of(self, entry))
     else
-        local shown = #key > 40 and key:sub(1, 37) .. "..." or key
-        at_head(self, entry, problem,
-            ("'%s' is set by code, not written here"):format(shown))
+        at_head(self, entry, problem, report.quoted(key) .. " is set by code, not written here")
     end
 end
 
@@ -271,10 +293,16 @@ function methods:result()
     table.sort(self.list, by_place)
     for _, diag in ipairs(self.list) do
         if diag.name_count > 0 then
-            local shown = "'" .. table.concat(diag.names, "', '") .. "'"
+            for i, name in ipairs(diag.names) do
+                diag.names[i] = report.quoted(name)
+            end
+            local shown = table.concat(diag.names, ", ")
             local more = diag.name_count - max_names
             diag.notes[#diag.notes + 1] = (diag.name_count == 1 and "in layer " or "in layers ")
                 .. shown .. (more > 0 and (" and %d more"):format(more) or "")
+        end
+        if diag.alike then
+            diag.notes[#diag.notes + 1] = ("%d more errors at this place"):format(diag.alike)
         end
         diag.note = #diag.notes > 0 and table.concat(diag.notes, "\n") or nil
     end

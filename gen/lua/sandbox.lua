@@ -10,15 +10,17 @@
 -- Lua, table.sort compares in Lua. Everything handed out is a fresh table, so that a spec can
 -- spoil only its own.
 
-local locate = require "locate"
 local schema = require "schema"
 
 local sandbox = {}
 
+-- Methods of strings are the spec's few while it runs: this file calls functions by name.
+local text_of = string.format
+
 -- An error of the spec, found while it runs; spec.lua turns it into a diagnostic. `word`: what to
--- underline on the line.
-local function fail(word, message, hint)
-    error({ word = word, message = message, hint = hint }, 0)
+-- underline on the line; `near`: names to look for the one that was meant, and its prefix.
+local function fail(word, message, hint, near, prefix)
+    error({ word = word, message = message, hint = hint, near = near, prefix = prefix }, 0)
 end
 
 local function copy(list, from)
@@ -57,12 +59,12 @@ end
 
 local function sorted_pairs(t)
     if type(t) ~= "table" then
-        fail("pairs", ("pairs needs a table, not %s"):format(type(t)))
+        fail("pairs", text_of("pairs needs a table, not %s", type(t)))
     end
     local keys = {}
     for key in next, t do
         if type(key) ~= "string" and type(key) ~= "number" then
-            fail("pairs", ("pairs goes over numbers and strings; a key here is a %s"):format(
+            fail("pairs", text_of("pairs goes over numbers and strings; a key here is a %s", 
                 type(key)))
         end
         keys[#keys + 1] = key
@@ -154,11 +156,11 @@ local function guard(library, of)
     return setmetatable(library, {
         __index = function(_, key)
             local shown = type(key) == "string" and key or type(key)
-            local near = locate.nearest(shown, names_of(library))
-            local hint = library_hint[of] or ("%s has %s"):format(of,
-                table.concat(names_of(library), ", "))
-            fail(shown, ("'%s.%s' is not available in a spec"):format(of, shown),
-                near and ("did you mean '%s.%s'?"):format(of, near) or hint)
+            local names = names_of(library)
+            local hint = library_hint[of] or text_of("%s has %s", of, table.concat(names, ", "))
+            -- A name that Lua knows is no slip of the pen.
+            fail(shown, text_of("'%s.%s' is not available in a spec", of, shown), hint,
+                not _G[of][key] and names or nil, of .. ".")
         end,
         __metatable = false,
     })
@@ -169,12 +171,10 @@ local function guard_globals(env)
         __index = function(_, key)
             local shown = type(key) == "string" and key or type(key)
             if absent[shown] then
-                fail(shown, ("'%s' is not available in a spec"):format(shown), absent[shown])
+                fail(shown, text_of("'%s' is not available in a spec", shown), absent[shown])
             end
-            local near = locate.nearest(shown, names_of(env))
-            fail(shown, ("unknown name '%s'"):format(shown),
-                near and ("did you mean '%s'?"):format(near)
-                or "a text needs quotes; a name of your own needs a value before")
+            fail(shown, text_of("unknown name '%s'", shown),
+                "a text needs quotes; a name of your own needs a value before", names_of(env), "")
         end,
         __metatable = false,
     })
@@ -197,7 +197,7 @@ local function make(state, record)
         __index = type(record.fields) == "table" and record.fields or nil,
         __newindex = function(_, key)
             fail(type(key) == "string" and key or nil,
-                ("a %s cannot be changed after it is made"):format(record.what),
+                text_of("a %s cannot be changed after it is made", record.what),
                 "give the field between its braces")
         end,
         __metatable = false,
@@ -212,8 +212,7 @@ local function finish(state, record, line, fields, ...)
     if type(fields) == "table" and not state.records[fields] and select("#", ...) == 0 then
         record.fields = snapshot(fields)
     else
-        record.bad_fields = state.records[fields] and "a " .. state.records[fields].what
-            or select("#", ...) > 0 and "several arguments" or type(fields)
+        record.bad_fields = { value = fields, count = 1 + select("#", ...) }
     end
     return make(state, record)
 end

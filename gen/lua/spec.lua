@@ -11,6 +11,7 @@
 -- source looked like.
 
 local check = require "check"
+local locate = require "locate"
 local report = require "report"
 local sandbox = require "sandbox"
 local schema = require "schema"
@@ -24,7 +25,7 @@ function spec.begin(source)
         source = source,
         report = report.new(source),
         overrides = overrides,
-        records = setmetatable({}, { __mode = "k" }),
+        records = {},
         unknown_recipes = {},
     }
     return load, sandbox.open(load)
@@ -40,7 +41,7 @@ local function syntax_hint(message, near)
         return "is a comma missing before it?"
     elseif message:find("unfinished string") then
         return "a text ends on the line it starts on, with the same quote"
-    elseif message:find("near '=?=='") or near == "==" then
+    elseif near == "=" or near == "==" or near == ":" then
         return "a field is written name = value"
     elseif near == "-" or near == "/" or near == "#" then
         return "a comment starts with --"
@@ -71,7 +72,8 @@ local limit_messages = {
         return ("the spec ran for more than %d ms"):format(source.wall_ms)
     end,
     memory = function(source)
-        return ("the spec used more than %d KiB of memory"):format(source.memory_bytes // 1024)
+        local mib = source.memory_bytes / (1 << 20)
+        return ("the spec used more than %.14g MiB of memory"):format(mib)
     end,
 }
 
@@ -98,7 +100,14 @@ function spec.runtime_error(load, raised, line, stop)
             hint = "a spec only lists layers; is there a loop without end?",
         })
     elseif type(raised) == "table" then
-        load.report:word(line, raised.word, raised)
+        local near = raised.near and raised.word and locate.nearest(raised.word, raised.near)
+        local is_field = raised.near and near == nil and schema.field("layer", raised.word)
+        load.report:word(line, raised.word, {
+            message = raised.message,
+            hint = near and ("did you mean '%s%s'?"):format(raised.prefix, near)
+                or is_field and ("write %s = ... between braces"):format(raised.word)
+                or raised.hint,
+        })
     else
         plain_error(load, raised, line)
     end
@@ -109,10 +118,26 @@ end
 
 local form = 'a spec ends with: return model "name" { ... }'
 
+-- The line of the first model that was made; nil if none was.
+local function made_model(load)
+    local line
+    for _, record in pairs(load.records) do
+        if record.what == "model" and not record.open and record.line then
+            line = math.min(line or record.line, record.line)
+        end
+    end
+    return line
+end
+
 local function check_result(load, count, value)
     local record = load.records[value]
     if count == 0 then
-        load.report:last({ message = "the spec returns nothing", hint = form })
+        local made = made_model(load)
+        load.report:last({
+            message = "the spec returns nothing",
+            note = made and ("a model is made at line %d, but not returned"):format(made),
+            hint = form,
+        })
     elseif count > 1 then
         load.report:last_word("return", {
             message = ("the spec returns %d values, not one model"):format(count), hint = form })

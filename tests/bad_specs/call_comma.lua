@@ -1,0 +1,6 @@
+return model "m" {
+    layers = {
+        linear "a" { in_features = 16, out_features = 16 }
+        linear "b" { in_features = 16, out_features = 16 },
+    },
+}

@@ -1,0 +1,2 @@
+local name = ("layer-1"):gsub("-", "_")
+return model "m" {}

@@ -1,0 +1,2 @@
+-- café
+return model "café" { layers = {} }

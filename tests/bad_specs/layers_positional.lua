@@ -1,0 +1,3 @@
+return model "m" {
+    linear "a" { in_features = 16, out_features = 16 },
+}

@@ -1,0 +1,1 @@
+return model "m" { tokens = 4096, max_tokens = 8192, weight = "bf16", output = "bf16", grad_input = "bf16", grad_weight = "fp32", recipe = recipe.current { format = "hybrid" }, layers = { linear "a" { in_features = 16, out_features = 16, grad_weight = "fp23" }, linear "b" { in_features = 16, out_features = 32 }, linear "c" { in_features = 16, out_features = 64 } } }

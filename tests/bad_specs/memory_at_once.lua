@@ -1,0 +1,2 @@
+local text = ("x"):rep(1 << 30)
+return model(text) {}

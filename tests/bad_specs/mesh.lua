@@ -1,0 +1,5 @@
+-- C21: this version plans for one rank.
+return model "m" {
+    mesh = { tensor = 8, fsdp = 0, pipeline = 2, -1 },
+    layers = { linear "a" { in_features = 16, out_features = 16, tensor = "column" } },
+}

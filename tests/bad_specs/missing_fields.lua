@@ -1,0 +1,6 @@
+return model "m" {
+    layers = {
+        linear "a" { in_features = 16 },
+        linear "b" {},
+    },
+}

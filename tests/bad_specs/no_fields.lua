@@ -1,0 +1,3 @@
+return model "m" {
+    layers = { linear "a" (), linear "b" (nil), linear "c" ({}, {}), linear "d" (linear "e" {}) },
+}

@@ -1,0 +1,3 @@
+local hidden = 4096
+print(hidden)
+return model "m" {}

@@ -1,0 +1,1 @@
+return model "m" { tokens = math.random(100) }

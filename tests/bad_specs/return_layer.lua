@@ -1,0 +1,1 @@
+return linear "a" { in_features = 16, out_features = 16 }

@@ -1,0 +1,2 @@
+local m = model "m" { layers = { linear "a" { in_features = 16, out_features = 16 } } }
+return m, m

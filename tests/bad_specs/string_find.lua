@@ -1,0 +1,1 @@
+return model(string.find("abc", "b")) {}

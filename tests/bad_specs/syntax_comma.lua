@@ -1,0 +1,4 @@
+return model "m" {
+    tokens = 128
+    layers = { linear "a" { in_features = 16, out_features = 16 } },
+}

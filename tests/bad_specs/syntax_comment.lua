@@ -1,0 +1,2 @@
+# a comment of another language
+return model "m" {}

@@ -1,0 +1,3 @@
+return model "m" {
+    tokens := 5,
+}
