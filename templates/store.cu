@@ -53,7 +53,7 @@ __device__ __forceinline__ void copy(const source_t *source, i64 source_ld, targ
     }
 }
 
-extern "C" __global__ void __launch_bounds__(threads)
+extern "C" __global__ void __launch_bounds__(threads, 4)
 $entry(const source_t *source, i64 source_ld, target_t *target, i64 target_ld, i64 rows, i64 cols) {
     switch (access_bytes<target_t>(target, rows > 1 ? target_ld : 0) / sizeof(target_t)) {
     case 8: // bf16 only
