@@ -306,12 +306,8 @@ end
 local function fill_accumulation(own, model)
     local result = {}
     for _, field in ipairs(schema.scopes.accumulation) do
-        for _, given in ipairs({ own, model }) do
-            if type(given) == "table" and result[field.name] == nil then
-                result[field.name] = given[field.name]
-            end
-        end
-        result[field.name] = result[field.name] or field.default
+        result[field.name] = own and own[field.name] or model and model[field.name]
+            or field.default
     end
     return result
 end
