@@ -56,7 +56,7 @@ struct cli_command {
     const char *name; /* one word, or two: "bench layer" */
     const char *operands;
     const char *summary;
-    const char *details; /* more paragraphs of the help page; may be NULL */
+    const char *details;            /* more paragraphs of the help page; may be NULL */
     int min_operands, max_operands; /* max_operands -1 = any number */
     const struct cli_option *options;
     size_t values_size;

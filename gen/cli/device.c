@@ -45,8 +45,9 @@ static int choose_arch(struct cli_device *device)
     }
     if (device->arch)
         return CLI_DONE;
-    cli_error("no kernels for %s: its compute capability is %d.%d, and FP8 kernels need 9.0 or newer",
-              device->info.name, device->info.arch / 10, device->info.arch % 10);
+    cli_error(
+        "no kernels for %s: its compute capability is %d.%d, and FP8 kernels need 9.0 or newer",
+        device->info.name, device->info.arch / 10, device->info.arch % 10);
     cli_hint("--device host runs the same steps on the CPU");
     return CLI_MACHINE;
 }

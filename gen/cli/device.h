@@ -35,6 +35,7 @@ void cli_buffer_destroy(const struct cli_device *device, struct cli_buffer *buff
 int cli_buffer_upload(const struct cli_device *device, const struct cli_buffer *buffer);
 /* Blocks until the bytes are there. */
 int cli_buffer_download(const struct cli_device *device, const struct cli_buffer *buffer);
-int cli_buffer_fill(const struct cli_device *device, const struct cli_buffer *buffer, uint8_t value);
+int cli_buffer_fill(const struct cli_device *device, const struct cli_buffer *buffer,
+                    uint8_t value);
 
 #endif

@@ -39,7 +39,7 @@ static void line(const char *label, const char *value)
 
 static void missing(const char *label)
 {
-    printf("%s%-10s%s %smissing%s\n", cli_style_on(CLI_BOLD), label, cli_style_off(),
+    printf("%s%-10s%s %snot found%s\n", cli_style_on(CLI_BOLD), label, cli_style_off(),
            cli_style_on(CLI_RED), cli_style_off());
 }
 

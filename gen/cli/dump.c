@@ -25,7 +25,8 @@ struct run_dump {
 };
 
 static const char *const notes[] = {
-    "All arrays are row-major and exactly as the library left them. bf16 is stored as uint16, FP8 as "
+    "All arrays are row-major and exactly as the library left them. bf16 is stored as uint16, FP8 "
+    "as "
     "uint8.",
     "y[M,N] = x[M,K] w[N,K]^T + bias[N]; dx[M,K] = dy[M,N] w[N,K]; dw[N,K] = dy[M,N]^T x[M,K]; "
     "dbias[N] = column sums of dy.",
@@ -105,14 +106,14 @@ int run_dump_layer(struct run_dump *dump, const struct run_layer *run)
     }
     free(dump->folder);
     dump->folder = cli_path_join(dump->temp, name);
-    dump->layer = json_pack(
-        "{s:s, s:s, s:I, s:I, s:I, s:s, s:b, s:b, s:{s:s, s:s, s:s}, s:{}}", "name", i->name, "folder",
-        name, "M", (json_int_t)run->m, "N", (json_int_t)i->out_features, "K",
-        (json_int_t)i->in_features, "recipe", i->recipe, "power_of_two", run->recipe.power_of_two,
-        "bias", (int)i->has_bias, "accumulation", "fprop",
-        run->recipe.split[FP8_PASS_FPROP] ? "split" : "fast", "dgrad",
-        run->recipe.split[FP8_PASS_DGRAD] ? "split" : "fast", "wgrad",
-        run->recipe.split[FP8_PASS_WGRAD] ? "split" : "fast", "arrays");
+    dump->layer =
+        json_pack("{s:s, s:s, s:I, s:I, s:I, s:s, s:b, s:b, s:{s:s, s:s, s:s}, s:{}}", "name",
+                  i->name, "folder", name, "M", (json_int_t)run->m, "N",
+                  (json_int_t)i->out_features, "K", (json_int_t)i->in_features, "recipe", i->recipe,
+                  "power_of_two", run->recipe.power_of_two, "bias", (int)i->has_bias,
+                  "accumulation", "fprop", run->recipe.split[FP8_PASS_FPROP] ? "split" : "fast",
+                  "dgrad", run->recipe.split[FP8_PASS_DGRAD] ? "split" : "fast", "wgrad",
+                  run->recipe.split[FP8_PASS_WGRAD] ? "split" : "fast", "arrays");
     if (!dump->folder || !dump->layer || json_array_append_new(dump->layers, dump->layer) != 0 ||
         mkdir(dump->folder, 0755) != 0) {
         cli_error("cannot create a folder for layer '%s' in the dump", i->name);
@@ -128,8 +129,8 @@ static int add(struct run_dump *dump, const char *name, const fp8_tensor *tensor
     char *path = cli_path_join(dump->folder, file);
     if (!path)
         return CLI_MACHINE;
-    int code = cli_npy_write(path, tensor->data, tensor->dtype, tensor->rows, tensor->cols,
-                             tensor->ld);
+    int code =
+        cli_npy_write(path, tensor->data, tensor->dtype, tensor->rows, tensor->cols, tensor->ld);
     free(path);
     json_t *entry = json_pack("{s:s, s:s, s:s, s:[I,I]}", "file", file, "dtype",
                               fp8_dtype_name(tensor->dtype), "stored", cli_npy_dtype(tensor->dtype),
@@ -151,8 +152,8 @@ static int add_operand(struct run_dump *dump, const char *name, const fp8_operan
     int64_t rows = (operand->rows + 15) / 16 * 16, cols = (operand->cols + 15) / 16 * 16;
     const fp8_tensor scales = { view.scales, 1, 16, 16, FP8_DTYPE_FP32, 0 };
     const fp8_tensor row = { view.row, rows, view.row_ld, view.row_ld, operand->dtype, 0 };
-    const fp8_tensor transposed = { view.transposed, cols, view.transposed_ld, view.transposed_ld,
-                                    operand->dtype, 0 };
+    const fp8_tensor transposed = { view.transposed,    cols,           view.transposed_ld,
+                                    view.transposed_ld, operand->dtype, 0 };
     snprintf(text, sizeof text, "%s_scales", name);
     int code = add(dump, text, &scales);
     snprintf(text, sizeof text, "%s_row", name);
@@ -166,9 +167,9 @@ static int add_operand(struct run_dump *dump, const char *name, const fp8_operan
 
 int run_dump_buffer(struct run_dump *dump, const struct run_layer *run, enum run_buffer buffer)
 {
-    static const char *const names[RUN_BUFFER_COUNT] = {
-        "x", "w", "bias", "dy", "y", "dx", "dw", "dbias", "x", "saved", "w", "dy", ""
-    };
+    static const char *const names[RUN_BUFFER_COUNT] = { "x",  "w",  "bias",  "dy", "y",
+                                                         "dx", "dw", "dbias", "x",  "saved",
+                                                         "w",  "dy", "" };
     if (buffer >= RUN_X_QUANTIZED) {
         fp8_operand operand = run_host_operand(run, buffer);
         return add_operand(dump, names[buffer], &operand);

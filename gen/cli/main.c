@@ -25,9 +25,9 @@ const struct cli_command cli_help_command = {
 };
 
 static const struct cli_command *const commands[] = {
-    &cli_check_command,       &cli_plan_command,           &cli_expand_command,
-    &cli_build_command,       &cli_run_command,            &cli_bench_layer_command,
-    &cli_bench_quantize_command, &cli_bench_host_command,  &cli_doctor_command,
+    &cli_check_command,          &cli_plan_command,       &cli_expand_command,
+    &cli_build_command,          &cli_run_command,        &cli_bench_layer_command,
+    &cli_bench_quantize_command, &cli_bench_host_command, &cli_doctor_command,
     &cli_help_command,
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
@@ -237,7 +237,8 @@ int main(int argc, char **argv)
     if (command)
         code = run_command(command, argc - at - words, argv + at + words, &globals);
     else if (at < argc)
-        code = globals.help ? run_help(NULL, argc - at, argv + at) : unknown_command(argc - at, argv + at);
+        code = globals.help ? run_help(NULL, argc - at, argv + at)
+                            : unknown_command(argc - at, argv + at);
     else if (globals.version)
         printf("fp8gen %s\n", fp8gen_version());
     else if (globals.help)

@@ -30,10 +30,10 @@ static bool write_header(FILE *file, fp8_dtype dtype, int64_t rows, int64_t cols
 {
     char text[128];
     unsigned char start[10] = { 0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, 0, 0 };
-    int length = snprintf(text, sizeof text,
-                          "{'descr': '%s', 'fortran_order': False, 'shape': (%" PRId64 ", %" PRId64
-                          "), }",
-                          cli_npy_dtype(dtype), rows, cols);
+    int length =
+        snprintf(text, sizeof text,
+                 "{'descr': '%s', 'fortran_order': False, 'shape': (%" PRId64 ", %" PRId64 "), }",
+                 cli_npy_dtype(dtype), rows, cols);
     if (length < 0 || length >= (int)sizeof text - 1)
         return false;
     int padded = (10 + length + 1 + 63) / 64 * 64 - 10;

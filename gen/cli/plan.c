@@ -231,7 +231,8 @@ static void print_heading(const json_t *layer)
     printf("%s%s%s", on, text_of(layer, "name"), off);
     if (count > 1)
         printf(" (%" PRId64 " of them)", count);
-    printf(": y[%" PRId64 ",%" PRId64 "] = x[%" PRId64 ",%" PRId64 "] w[%" PRId64 ",%" PRId64 "]^T%s",
+    printf(": y[%" PRId64 ",%" PRId64 "] = x[%" PRId64 ",%" PRId64 "] w[%" PRId64 ",%" PRId64
+           "]^T%s",
            m, n, m, k, n, k, json_is_true(json_object_get(layer, "bias")) ? " + bias" : "");
     printf(", recipe %s %s%s, up to %" PRId64 " tokens\n", text_of(recipe, "name"),
            text_of(recipe, "format"),
@@ -241,8 +242,8 @@ static void print_heading(const json_t *layer)
 
 static struct cost print_layer(const json_t *plan, const json_t *layer)
 {
-    static const char *const columns[] = { "pass",   "step",  "kernel",    "dtype", "shape",
-                                           ">moved", ">FLOPs", ">predicted" };
+    static const char *const columns[] = { "pass",  "step",   "kernel", "dtype",
+                                           "shape", ">moved", ">FLOPs", ">predicted" };
     struct cost sum = { 0 };
     char a[32], b[32], c[32];
     struct cli_table *table = cli_table_create(columns, 8);

@@ -225,8 +225,8 @@ int64_t ref_count_wrong_bytes(const fp8_tensor *source, const fp8_operand *opera
     for (uint32_t i = 0; i < 65536; i++)
         c->codes[i] = ref_encode(from_bits(i << 16), scale, c->format);
     if (c->view.row)
-        cli_parallel((round_up(source->rows, 16) + ROWS_PER_STEP - 1) / ROWS_PER_STEP,
-                     compare_rows, c);
+        cli_parallel((round_up(source->rows, 16) + ROWS_PER_STEP - 1) / ROWS_PER_STEP, compare_rows,
+                     c);
     if (c->view.transposed)
         cli_parallel((c->view.transposed_ld + ROWS_PER_STEP - 1) / ROWS_PER_STEP,
                      compare_transposed, c);
@@ -275,8 +275,7 @@ static void gather_vector(void *user, int64_t s)
     const struct gathering *g = user;
     int64_t i = g->sample->index[s], ld = g->source->ld;
     float *out = g->out + s * g->depth, decoded[256];
-    bool is_fp8 =
-        g->source->dtype == FP8_DTYPE_E4M3 || g->source->dtype == FP8_DTYPE_E5M2;
+    bool is_fp8 = g->source->dtype == FP8_DTYPE_E4M3 || g->source->dtype == FP8_DTYPE_E5M2;
     for (int code = 0; is_fp8 && code < 256; code++)
         decoded[code] = ref_decode((uint8_t)code, g->source->dtype);
     for (int64_t k = 0; k < g->depth; k++) {
@@ -344,8 +343,8 @@ void ref_gather(const fp8_tensor *tensor, const struct ref_sample *rows,
 {
     for (int64_t i = 0; i < rows->count; i++)
         for (int64_t j = 0; j < cols->count; j++)
-            *out++ = load(tensor->data, tensor->dtype,
-                          rows->index[i] * ld_of(tensor) + cols->index[j]);
+            *out++ =
+                load(tensor->data, tensor->dtype, rows->index[i] * ld_of(tensor) + cols->index[j]);
 }
 
 double ref_error(const double *value, const double *exact, const double *magnitude, int64_t count)

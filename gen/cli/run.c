@@ -157,8 +157,7 @@ static int begin_row(struct run_layer *run, fp8_pass pass, bool accumulate, stru
                              .bit_equal = -1 };
     shape_text(run, row);
     cli_progress("%s: %s %s", run->info.name, row->pass, row->shape);
-    fp8_status status =
-        fp8_layer_dispatch(run->layer, pass, run->m ? run->m : 1, &dispatch);
+    fp8_status status = fp8_layer_dispatch(run->layer, pass, run->m ? run->m : 1, &dispatch);
     if (status)
         return cli_fp8_failed(status, "layer '%s', %s", run->info.name, row->pass);
     snprintf(row->kernel, sizeof row->kernel, "%s", dispatch.kernel ? dispatch.kernel : "");
@@ -380,12 +379,15 @@ const struct cli_command cli_run_command = {
     .name = "run",
     .operands = "SPEC",
     .summary = "run every pass of every layer and check the results",
-    .details =
-        "Random data goes through weight, fprop, quantize_dy, wgrad and dgrad. 'error' is that of the\n"
-        "kernel against float64 on the operands as quantised, with its bound; 'SQNR' is that of FP8\n"
-        "against float64 on the original tensors. FP8 bytes and scales are compared bit for bit with\n"
-        "the rules. A result out of its bounds gives exit code 4. On the host the spec's tokens are\n"
-        "cut so that a large model takes seconds; --tokens is not.",
+    .details = "Random data goes through weight, fprop, quantize_dy, wgrad and dgrad. 'error' is "
+               "that of the\n"
+               "kernel against float64 on the operands as quantised, with its bound; 'SQNR' is "
+               "that of FP8\n"
+               "against float64 on the original tensors. FP8 bytes and scales are compared bit for "
+               "bit with\n"
+               "the rules. A result out of its bounds gives exit code 4. On the host the spec's "
+               "tokens are\n"
+               "cut so that a large model takes seconds; --tokens is not.",
     .min_operands = 1,
     .max_operands = 1,
     .options = options,

@@ -52,7 +52,7 @@ struct run_row {
     double sqnr, sqnr_bound;
     double dbias_error;
     int64_t samples;
-    int bit_equal; /* 1 yes, 0 no, -1 does not apply */
+    int bit_equal;     /* 1 yes, 0 no, -1 does not apply */
     char failure[192]; /* "" = ok */
 };
 

@@ -177,8 +177,8 @@ static struct gemm describe(const struct run_layer *run, fp8_pass pass)
     return g;
 }
 
-static bool make_samples(const struct run_layer *run, const struct gemm *g,
-                         struct ref_sample *rows, struct ref_sample *cols)
+static bool make_samples(const struct run_layer *run, const struct gemm *g, struct ref_sample *rows,
+                         struct ref_sample *cols)
 {
     int64_t r = g->rows < SAMPLE_SIDE ? g->rows : SAMPLE_SIDE;
     int64_t c = r ? (SAMPLE_OUTPUTS + r - 1) / r : 0;
@@ -229,8 +229,7 @@ static void judge(const struct run_layer *run, fp8_pass pass, const struct gemm 
             g->depth <= error_bounds[i].max_depth)
             row->error_bound = error_bounds[i].bound;
     }
-    bool e5m2 =
-        g->a_quantized.dtype == FP8_DTYPE_E5M2 || g->b_quantized.dtype == FP8_DTYPE_E5M2;
+    bool e5m2 = g->a_quantized.dtype == FP8_DTYPE_E5M2 || g->b_quantized.dtype == FP8_DTYPE_E5M2;
     if (row->samples >= JUDGED_OUTPUTS)
         row->sqnr_bound = e5m2 ? sqnr_bound_e5m2 : sqnr_bound_e4m3;
     if (row->error_bound >= 0 && !(row->error <= row->error_bound))

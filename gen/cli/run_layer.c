@@ -17,8 +17,8 @@
 #define REPEATS 9
 
 static const char *const buffer_names[RUN_BUFFER_COUNT] = {
-    "x", "w", "bias", "dy", "y", "dx", "dw", "dbias", "x quantised", "saved", "weight", "grad",
-    "workspace"
+    "x",     "w",           "bias",  "dy",     "y",    "dx",       "dw",
+    "dbias", "x quantised", "saved", "weight", "grad", "workspace"
 };
 
 static void describe_tensors(struct run_layer *run)
@@ -41,8 +41,8 @@ static void describe_tensors(struct run_layer *run)
 static int buffer_bytes(const struct run_layer *run, enum run_buffer buffer, size_t *bytes)
 {
     static const fp8_bytes which[RUN_BUFFER_COUNT] = {
-        [RUN_X_QUANTIZED] = FP8_BYTES_X,   [RUN_SAVED] = FP8_BYTES_SAVED,
-        [RUN_WEIGHT] = FP8_BYTES_WEIGHT,   [RUN_GRAD] = FP8_BYTES_GRAD,
+        [RUN_X_QUANTIZED] = FP8_BYTES_X,       [RUN_SAVED] = FP8_BYTES_SAVED,
+        [RUN_WEIGHT] = FP8_BYTES_WEIGHT,       [RUN_GRAD] = FP8_BYTES_GRAD,
         [RUN_WORKSPACE] = FP8_BYTES_WORKSPACE,
     };
     if (buffer < RUN_X_QUANTIZED) {
@@ -276,9 +276,9 @@ int run_pass_timed(struct run_layer *run, fp8_pass pass, bool accumulate, double
     if (run->device->is_host) { /* one run serves both: minutes are not spent on a median */
         int code = poison(run, pass, accumulate);
         status = code ? FP8_OK : measure(run, pass, accumulate, 1, seconds);
-        return status ? cli_fp8_failed(status, "layer '%s', %s", run->info.name,
-                                       fp8_pass_name(pass))
-                      : code;
+        return status
+                   ? cli_fp8_failed(status, "layer '%s', %s", run->info.name, fp8_pass_name(pass))
+                   : code;
     }
     for (int i = 0; !status && i < WARMUPS; i++)
         status = launch(run, pass, false);

@@ -23,8 +23,8 @@ struct run_report {
 
 struct run_report *run_report_create(bool json, const char *model, const struct cli_device *device)
 {
-    static const char *const columns[] = { "layer",  "pass",   "shape", "kernel", "dtype", ">time",
-                                           ">speed", ">error", ">SQNR", "verdict" };
+    static const char *const columns[] = { "layer", "pass",   "shape",  "kernel", "dtype",
+                                           ">time", ">speed", ">error", ">SQNR",  "verdict" };
     struct run_report *report = calloc(1, sizeof *report);
     if (!report)
         return NULL;
@@ -57,10 +57,12 @@ static void print_json(const struct run_report *report, const struct run_layer *
         return;
     }
     json_object_set_new(object, "seconds", number_or_null(row->seconds, row->seconds >= 0));
-    json_object_set_new(object, "tflops", number_or_null(row->flops / row->seconds * 1e-12,
-                                                         has_speed && row->flops > 0));
-    json_object_set_new(object, "gbytes_per_s", number_or_null(row->bytes / row->seconds * 1e-9,
-                                                               has_speed && row->bytes > 0));
+    json_object_set_new(
+        object, "tflops",
+        number_or_null(row->flops / row->seconds * 1e-12, has_speed && row->flops > 0));
+    json_object_set_new(
+        object, "gbytes_per_s",
+        number_or_null(row->bytes / row->seconds * 1e-9, has_speed && row->bytes > 0));
     json_object_set_new(object, "error", number_or_null(row->error, row->error >= 0));
     json_object_set_new(object, "error_bound",
                         number_or_null(row->error_bound, row->error_bound >= 0));
@@ -72,7 +74,8 @@ static void print_json(const struct run_report *report, const struct run_layer *
     json_object_set_new(object, "samples", json_integer(row->samples));
     json_object_set_new(object, "bit_equal",
                         row->bit_equal < 0 ? json_null() : json_boolean(row->bit_equal));
-    json_object_set_new(object, "failure", row->failure[0] ? json_string(row->failure) : json_null());
+    json_object_set_new(object, "failure",
+                        row->failure[0] ? json_string(row->failure) : json_null());
     json_dumpf(object, stdout, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(9));
     putchar('\n');
     fflush(stdout);

@@ -37,8 +37,7 @@ int cli_spec_open(const struct cli_spec *spec, const char *text, fp8gen **gen)
     bool from_option = spec->template_dir != NULL;
     *gen = NULL;
     options.color = cli_color_stderr();
-    options.template_dir =
-        from_option ? spec->template_dir : cli_environment(CLI_ENV_TEMPLATE_DIR);
+    options.template_dir = from_option ? spec->template_dir : cli_environment(CLI_ENV_TEMPLATE_DIR);
     if (options.template_dir && !cli_is_folder(options.template_dir)) {
         cli_error("%s: no folder '%s'",
                   from_option ? "--template-dir" : cli_environment_name(CLI_ENV_TEMPLATE_DIR),

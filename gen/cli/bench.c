@@ -1,0 +1,467 @@
+/*
+ * bench.c - what the benchmarks share.
+ *
+ * Rules of measuring: one run, all contenders in turns (clocks and power drift, so only neighbours in
+ * time compare), buffer sets in rotation, random data, a warm-up of a second or more, medians. Every
+ * turn is enqueued before the last one has finished, so that the device never waits for the host
+ * unless the host is what limits. Rows are JSON objects or lines of a table.
+ */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "gen/cli/bench.h"
+#include "gen/cli/random.h"
+
+/* ---- options -------------------------------------------------------------------------------------------- */
+
+#define OPTION_SHAPE(dims, text)                                                                   \
+    {                                                                                              \
+        .name = "shape", .kind = CLI_LIST, .metavar = dims, .doc = text,                           \
+        .offset = offsetof(struct bench_values, shapes)                                            \
+    }
+#define OPTION_ROUNDS                                                                              \
+    {                                                                                              \
+        .name = "rounds", .kind = CLI_NUMBER, .metavar = "N",                                      \
+        .doc = "medians of N rounds (default 31)",                                                 \
+        .offset = offsetof(struct bench_values, rounds), .min = 1, .max = 10000, .fallback = 31    \
+    }
+#define OPTION_JSON                                                                                \
+    {                                                                                              \
+        .name = "json", .kind = CLI_FLAG, .doc = "a header object, then one JSON object per row",  \
+        .offset = offsetof(struct bench_values, json)                                              \
+    }
+#define OPTION_HASH                                                                                \
+    {                                                                                              \
+        .name = "source-hash", .kind = CLI_TEXT, .metavar = "HASH",                                \
+        .doc = "hash of the measured sources, kept in the header object",                          \
+        .offset = offsetof(struct bench_values, source_hash)                                       \
+    }
+#define OPTION_TEMPLATES                                                                           \
+    {                                                                                              \
+        .name = "template-dir", .kind = CLI_TEXT, .metavar = "DIR",                                \
+        .doc = "templates from DIR instead of the built-in ones",                                  \
+        .offset = offsetof(struct bench_values, template_dir)                                      \
+    }
+
+static const char *const grad_weight_choices[] = { "bf16", "fp32", NULL };
+
+const struct cli_option bench_options_layer[] = {
+    OPTION_SHAPE("M,N,K", "tokens, out_features, in_features; again for more shapes"),
+    { .name = "grad-weight",
+      .kind = CLI_CHOICE,
+      .metavar = "DTYPE",
+      .doc = "dtype of dw, ours and bf16's: bf16 or fp32 (default bf16)",
+      .offset = offsetof(struct bench_values, grad_weight),
+      .choices = grad_weight_choices },
+    OPTION_ROUNDS,
+    OPTION_JSON,
+    OPTION_HASH,
+    OPTION_TEMPLATES,
+    { .name = NULL },
+};
+
+const struct cli_option bench_options_quantize[] = {
+    OPTION_SHAPE("M,N", "rows and columns of the tensor; again for more shapes"),
+    OPTION_ROUNDS,
+    OPTION_JSON,
+    OPTION_HASH,
+    OPTION_TEMPLATES,
+    { .name = NULL },
+};
+
+const struct cli_option bench_options_host[] = {
+    OPTION_SHAPE("M,N,K", "tokens, out_features, in_features; again for more shapes"),
+    OPTION_ROUNDS,
+    OPTION_JSON,
+    OPTION_HASH,
+    OPTION_TEMPLATES,
+    { .name = NULL },
+};
+
+static bool read_shape(const char *text, int dims, struct bench_shape *shape)
+{
+    int64_t numbers[3] = { 0 };
+    const char *at = text;
+    for (int i = 0; i < dims; i++) {
+        char *end;
+        numbers[i] = strtoll(at, &end, 10);
+        if (end == at || numbers[i] < 1 || numbers[i] > 1 << 24 ||
+            *end != (i + 1 < dims ? ',' : '\0'))
+            return false;
+        at = end + 1;
+    }
+    *shape =
+        (struct bench_shape){ numbers[0], numbers[1], dims == 3 ? numbers[2] : numbers[1], "" };
+    return true;
+}
+
+int bench_read_shapes(struct bench *bench, int dims, const struct bench_shape *standard, int count)
+{
+    const struct cli_list *given = &bench->values->shapes;
+    if (given->count > BENCH_MAX_SHAPES) {
+        cli_error("at most %d shapes in one run, not %d", BENCH_MAX_SHAPES, given->count);
+        return CLI_USAGE;
+    }
+    bench->shape_count = given->count ? given->count : count;
+    for (int i = 0; i < bench->shape_count; i++) {
+        struct bench_shape *shape = &bench->shapes[i];
+        if (!given->count)
+            *shape = standard[i];
+        else if (!read_shape(given->items[i], dims, shape)) {
+            cli_error("--shape takes %d whole numbers from 1 with commas (%s), not '%s'", dims,
+                      dims == 3 ? "M,N,K" : "M,N", given->items[i]);
+            return CLI_USAGE;
+        }
+        snprintf(shape->name, sizeof shape->name, "shape_%d", i);
+    }
+    return CLI_DONE;
+}
+
+/* ---- opening and closing -------------------------------------------------------------------------------- */
+
+static char *write_spec(const struct bench *bench, const char *fields)
+{
+    char *text = NULL;
+    size_t size;
+    FILE *file = open_memstream(&text, &size);
+    if (!file)
+        return NULL;
+    fprintf(file, "return model \"bench\" { layers = {\n");
+    for (int i = 0; i < bench->shape_count; i++) {
+        const struct bench_shape *s = &bench->shapes[i];
+        fprintf(file,
+                "  linear \"%s\" { in_features = %" PRId64 ", out_features = %" PRId64
+                ", tokens = %" PRId64 ", max_tokens = %" PRId64 "%s },\n",
+                s->name, s->k, s->n, s->m, s->m, fields);
+    }
+    fprintf(file, "} }\n");
+    if (fclose(file) != 0) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+static int open_bundle(struct bench *bench, const char *fields)
+{
+    struct cli_spec spec = { .path = "bench", .template_dir = bench->values->template_dir };
+    fp8gen *gen = NULL;
+    char *text = write_spec(bench, fields);
+    if (!text) {
+        cli_error("out of memory");
+        return CLI_MACHINE;
+    }
+    int code = cli_spec_open(&spec, text, &gen);
+    if (!code)
+        code = cli_device_bundle(&bench->device, gen, &bench->bundle);
+    fp8gen_close(gen);
+    free(text);
+    return code;
+}
+
+/* cuBLASLt wants the context current; the primary one is the one that libfp8 uses. */
+static int push_context(struct bench *bench)
+{
+    cli_cu_context context = NULL;
+    fp8_status status = cli_cuda_load(&bench->cuda);
+    if (status)
+        return cli_fp8_failed(status, "opening the driver");
+    cli_cu_result result = bench->cuda.init(0);
+    if (!result)
+        result = bench->cuda.retain(&context, bench->device.info.device);
+    if (!result) {
+        result = bench->cuda.push(context);
+        bench->context_pushed = result == 0;
+        if (result)
+            bench->cuda.release(bench->device.info.device);
+    }
+    if (result) {
+        cli_error("making the GPU's context current: %s", cli_cuda_text(&bench->cuda, result));
+        return CLI_MACHINE;
+    }
+    return CLI_DONE;
+}
+
+static json_t *driver_version(void)
+{
+    char text[64] = "";
+    FILE *file = fopen("/sys/module/nvidia/version", "r");
+    if (file && fgets(text, sizeof text, file))
+        text[strcspn(text, "\n")] = '\0';
+    if (file)
+        fclose(file);
+    return text[0] ? json_string(text) : json_null();
+}
+
+static void print_header(const struct bench *bench, const char *what)
+{
+    const fp8_device_info *info = &bench->device.info;
+    char cuda[32], cublaslt[32];
+    snprintf(cuda, sizeof cuda, "%d.%d", info->driver_version / 1000,
+             info->driver_version % 1000 / 10);
+    snprintf(cublaslt, sizeof cublaslt, "%d.%d.%d", (int)(info->cublaslt_version / 10000),
+             (int)(info->cublaslt_version / 100 % 100), (int)(info->cublaslt_version % 100));
+    if (!bench->values->json) {
+        printf("%s, %d SMs, CUDA %s, cuBLASLt %s; medians of %" PRId64 " rounds\n\n", info->name,
+               info->sms, cuda, cublaslt, bench->values->rounds);
+        return;
+    }
+    const char *hash = bench->values->source_hash;
+    json_t *header =
+        json_pack("{s:s, s:s, s:s, s:i, s:o, s:s, s:s, s:n, s:s, s:o, s:I, s:i}", "header", what,
+                  "generator", fp8gen_version(), "gpu", info->name, "sms", (int)info->sms, "driver",
+                  driver_version(), "cuda", cuda, "cublaslt", cublaslt, "nccl", "arch",
+                  bench->device.arch, "source_hash", hash ? json_string(hash) : json_null(),
+                  "rounds", (json_int_t)bench->values->rounds, "buffer_sets", BENCH_SETS);
+    if (header) {
+        json_dumpf(header, stdout, JSON_COMPACT | JSON_SORT_KEYS);
+        putchar('\n');
+    }
+    json_decref(header);
+    fflush(stdout);
+}
+
+int bench_open(struct bench *bench, const char *what, const char *fields)
+{
+    static const char *const columns[] = { "case",   "pass", ">M",        ">N",     ">K",
+                                           ">value", "unit", ">baseline", ">ratio", "baseline is" };
+    int code = cli_device_open("cuda", &bench->device);
+    if (!code)
+        code = push_context(bench);
+    if (!code)
+        code = open_bundle(bench, fields);
+    if (!code && !bench->values->json && !(bench->table = cli_table_create(columns, 10))) {
+        cli_error("out of memory");
+        code = CLI_MACHINE;
+    }
+    if (!code)
+        print_header(bench, what);
+    return code;
+}
+
+int bench_close(struct bench *bench, int code)
+{
+    cli_progress_end();
+    if (bench->rows && bench->table)
+        cli_table_print(bench->table, 0);
+    cli_table_destroy(bench->table);
+    fp8_bundle_close(bench->bundle);
+    if (bench->context_pushed) {
+        cli_cu_context context;
+        bench->cuda.pop(&context);
+        bench->cuda.release(bench->device.info.device);
+    }
+    cli_device_close(&bench->device);
+    return code;
+}
+
+int bench_fp8_failed(fp8_status status, const struct bench_shape *shape, const char *what)
+{
+    return cli_fp8_failed(status, "%s of %" PRId64 " x %" PRId64 " x %" PRId64, what, shape->m,
+                          shape->n, shape->k);
+}
+
+/* ---- measuring ------------------------------------------------------------------------------------------ */
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static int run_all(struct bench_item *items, int count)
+{
+    int code = CLI_DONE;
+    for (int i = 0; !code && i < count; i++)
+        for (int set = 0; !code && set < BENCH_SETS; set++)
+            code = items[i].run(items[i].user, set);
+    return code;
+}
+
+static int warm_up(struct bench *bench, struct bench_item *items, int count, double seconds)
+{
+    double start = now();
+    int code = CLI_DONE;
+    do {
+        for (int i = 0; !code && i < 4; i++)
+            code = run_all(items, count);
+        if (!code)
+            code = cli_device_synchronize(&bench->device);
+    } while (!code && now() - start < seconds);
+    return code;
+}
+
+/* One round: every item once over all sets, between two events. */
+static int run_round(struct bench *bench, struct bench_item *items, int count,
+                     fp8_event *events[][2])
+{
+    for (int i = 0; i < count; i++) {
+        fp8_status status = fp8_event_record(events[i][0], bench->device.stream);
+        for (int set = 0; !status && set < BENCH_SETS; set++) {
+            int code = items[i].run(items[i].user, set);
+            if (code)
+                return code;
+        }
+        if (!status)
+            status = fp8_event_record(events[i][1], bench->device.stream);
+        if (status)
+            return cli_fp8_failed(status, "recording an event");
+    }
+    return CLI_DONE;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+int bench_measure(struct bench *bench, struct bench_item *items, int count, int rounds,
+                  double warm_seconds)
+{
+    fp8_event *events[BENCH_MAX_ITEMS][2] = { { NULL } };
+    double *samples = calloc((size_t)count * (size_t)rounds, sizeof *samples);
+    fp8_status status = FP8_OK;
+    int code = samples ? CLI_DONE : CLI_MACHINE;
+    if (code)
+        cli_error("out of memory");
+    for (int i = 0; !code && !status && i < 2 * count; i++)
+        status = fp8_event_create(bench->device.context, &events[i / 2][i % 2]);
+    if (!code && !status)
+        code = warm_up(bench, items, count, warm_seconds);
+    for (int round = 0; !code && !status && round < rounds; round++) {
+        code = run_round(bench, items, count, events);
+        for (int i = 0; !code && !status && i < count; i++) {
+            double seconds = 0;
+            status = fp8_event_seconds(events[i][0], events[i][1], &seconds);
+            samples[i * rounds + round] = seconds / BENCH_SETS;
+        }
+    }
+    if (status)
+        code = cli_fp8_failed(status, "measuring");
+    for (int i = 0; !code && i < count; i++) {
+        qsort(samples + i * rounds, (size_t)rounds, sizeof *samples, compare);
+        items[i].seconds = samples[i * rounds + rounds / 2];
+    }
+    for (int i = 0; i < 2 * count; i++)
+        fp8_event_destroy(events[i / 2][i % 2]);
+    free(samples);
+    return code;
+}
+
+/* ---- results -------------------------------------------------------------------------------------------- */
+
+static double ratio_of(const struct bench_result *r)
+{
+    if (r->baseline <= 0 || r->value <= 0)
+        return -1;
+    return r->lower_is_better ? r->baseline / r->value : r->value / r->baseline;
+}
+
+static json_t *real_or_null(double value)
+{
+    return value >= 0 ? json_real(value) : json_null();
+}
+
+static void print_json(const struct bench_result *r)
+{
+    const struct bench_shape *s = r->shape;
+    json_t *row =
+        json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:f, s:s, s:o, s:o, s:o}", "bench", r->bench,
+                  "case", r->name, "pass", r->pass, "M", (json_int_t)s->m, "N", (json_int_t)s->n,
+                  "K", (json_int_t)s->k, "recipe", "current", "value", r->value, "unit", r->unit,
+                  "baseline", real_or_null(r->baseline), "baseline_name",
+                  r->baseline_name ? json_string(r->baseline_name) : json_null(), "ratio",
+                  real_or_null(ratio_of(r)));
+    if (!row) {
+        cli_error("out of memory");
+        return;
+    }
+    if (r->launches >= 0)
+        json_object_set_new(row, "launches", json_integer(r->launches));
+    json_dumpf(row, stdout, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(6));
+    putchar('\n');
+    fflush(stdout);
+    json_decref(row);
+}
+
+void bench_result_print(struct bench *bench, const struct bench_result *r)
+{
+    struct cli_table *t = bench->table;
+    double ratio = ratio_of(r);
+    bench->rows++;
+    if (bench->values->json) {
+        print_json(r);
+        return;
+    }
+    cli_table_cell(t, CLI_PLAIN, "%s", r->name);
+    cli_table_cell(t, CLI_PLAIN, "%s", r->pass);
+    cli_table_cell(t, CLI_PLAIN, "%" PRId64, r->shape->m);
+    cli_table_cell(t, CLI_PLAIN, "%" PRId64, r->shape->n);
+    cli_table_cell(t, CLI_PLAIN, "%" PRId64, r->shape->k);
+    cli_table_cell(t, CLI_PLAIN, "%.1f", r->value);
+    cli_table_cell(t, CLI_PLAIN, "%s", r->unit);
+    cli_table_cell(t, CLI_PLAIN, r->baseline >= 0 ? "%.1f" : "-", r->baseline);
+    cli_table_cell(t, ratio >= 1 ? CLI_GREEN : CLI_PLAIN, ratio >= 0 ? "%.3f" : "-", ratio);
+    if (r->launches >= 0)
+        cli_table_cell(t, CLI_PLAIN, "%s%s%d launches", r->baseline_name ? r->baseline_name : "",
+                       r->baseline_name ? "; ours: " : "", r->launches);
+    else
+        cli_table_cell(t, CLI_PLAIN, "%s", r->baseline_name ? r->baseline_name : "");
+}
+
+/* ---- buffers -------------------------------------------------------------------------------------------- */
+
+/* Set 0 comes from the host; the others are copies of it, turned by a part, so that no two are alike. */
+static int fill_sets(struct bench *bench, struct bench_buffers *buffers, double sigma,
+                     uint64_t seed)
+{
+    struct cli_buffer *first = &buffers->set[0];
+    cli_random_fill(first->host, FP8_DTYPE_BF16, (int64_t)(first->bytes / 2), sigma, seed, 0);
+    int code = cli_buffer_upload(&bench->device, first);
+    for (int i = 1; !code && i < BENCH_SETS; i++) {
+        size_t turn = first->bytes / (size_t)(2 * BENCH_SETS) * (size_t)i / 2 * 2;
+        char *target = buffers->set[i].device, *source = first->device;
+        code = bench_copy(bench, target, source + turn, first->bytes - turn);
+        if (!code && turn)
+            code = bench_copy(bench, target + first->bytes - turn, source, turn);
+    }
+    return code ? code : cli_device_synchronize(&bench->device);
+}
+
+int bench_buffers_create(struct bench *bench, struct bench_buffers *buffers, size_t bytes,
+                         double sigma, uint64_t seed)
+{
+    int code = CLI_DONE;
+    memset(buffers, 0, sizeof *buffers);
+    for (int i = 0; !code && i < BENCH_SETS; i++) {
+        code = cli_buffer_create(&bench->device, bytes, sigma > 0 && i == 0, &buffers->set[i]);
+        if (!code && sigma <= 0)
+            code = cli_buffer_fill(&bench->device, &buffers->set[i], 0);
+    }
+    if (!code && sigma > 0 && bytes)
+        code = fill_sets(bench, buffers, sigma, seed);
+    return code;
+}
+
+void bench_buffers_destroy(struct bench *bench, struct bench_buffers *buffers)
+{
+    for (int i = 0; i < BENCH_SETS; i++)
+        cli_buffer_destroy(&bench->device, &buffers->set[i]);
+}
+
+int bench_copy(struct bench *bench, void *target, const void *source, size_t bytes)
+{
+    cli_cu_result result =
+        bench->cuda.copy((unsigned long long)(uintptr_t)target,
+                         (unsigned long long)(uintptr_t)source, bytes, bench->device.stream);
+    if (!result)
+        return CLI_DONE;
+    cli_error("copying %zu bytes on the GPU: %s", bytes, cli_cuda_text(&bench->cuda, result));
+    return CLI_MACHINE;
+}

@@ -1,0 +1,86 @@
+/*
+ * bench.h - what the benchmarks share: shapes, buffers in rotation, interleaved rounds, result rows.
+ */
+#ifndef FP8GEN_CLI_BENCH_H
+#define FP8GEN_CLI_BENCH_H
+
+#include "gen/cli/cuda.h"
+#include "gen/cli/device.h"
+
+/* Buffer sets in rotation, so that L2 does not serve a repeat with what the one before left there. */
+enum { BENCH_SETS = 3, BENCH_MAX_ITEMS = 16, BENCH_MAX_SHAPES = 64 };
+
+struct bench_values {
+    struct cli_list shapes;
+    int64_t rounds;
+    bool json;
+    const char *source_hash;
+    const char *grad_weight;
+    const char *template_dir;
+};
+
+struct bench_shape {
+    int64_t m, n, k;
+    char name[48]; /* of its layer in the bundle */
+};
+
+struct bench {
+    const struct bench_values *values;
+    struct cli_device device;
+    struct cli_cuda cuda;
+    bool context_pushed;
+    fp8_bundle *bundle;
+    struct cli_table *table;
+    struct bench_shape shapes[BENCH_MAX_SHAPES];
+    int shape_count, rows; /* rows: printed so far */
+};
+
+/* Reads --shape M,N,K..., or takes the given ones. dims: numbers in a shape (2 or 3). */
+int bench_read_shapes(struct bench *bench, int dims, const struct bench_shape *standard, int count);
+/* Opens the GPU, builds and opens a bundle of one layer per shape (`fields`: more fields of each layer,
+ * as Lua) and prints the header. what: "layer", ... */
+int bench_open(struct bench *bench, const char *what, const char *fields);
+/* Prints the table and closes everything; returns code. */
+int bench_close(struct bench *bench, int code);
+
+/* Something to measure: run(user, set) enqueues the work on the device's stream; returns an exit code. */
+struct bench_item {
+    int (*run)(void *user, int set);
+    void *user;
+    double seconds; /* median of one run */
+};
+
+/* Warms up for a second or more, then measures all items in turns, round by round. */
+int bench_measure(struct bench *bench, struct bench_item *items, int count, int rounds,
+                  double warm_seconds);
+
+struct bench_result {
+    const char *bench, *name, *pass; /* name: the case */
+    const struct bench_shape *shape;
+    const char *unit;
+    double value, baseline; /* baseline < 0: none */
+    const char *baseline_name;
+    bool lower_is_better;
+    int launches; /* a call; -1 = not told */
+};
+
+void bench_result_print(struct bench *bench, const struct bench_result *result);
+
+/* BENCH_SETS device buffers; if sigma > 0, of bf16 normal data. */
+struct bench_buffers {
+    struct cli_buffer set[BENCH_SETS];
+};
+
+int bench_buffers_create(struct bench *bench, struct bench_buffers *buffers, size_t bytes,
+                         double sigma, uint64_t seed);
+void bench_buffers_destroy(struct bench *bench, struct bench_buffers *buffers);
+
+/* Enqueues a plain device copy of `bytes`. */
+int bench_copy(struct bench *bench, void *target, const void *source, size_t bytes);
+
+int bench_fp8_failed(fp8_status status, const struct bench_shape *shape, const char *what);
+
+extern const struct cli_option bench_options_layer[], bench_options_quantize[],
+    bench_options_host[];
+
+#endif
