@@ -229,6 +229,7 @@ struct fp8_pass_plan {
     struct fp8_step steps[FP8_MAX_STEPS];
     int buffer_count; /* those that the steps name, the gemm's own among them */
     int8_t buffers[FP8_MAX_BUFFERS];
+    uint64_t gemm_buffers; /* bit = buffer: stages and workspace of the gemm, which the host needs not */
 };
 
 struct fp8_layer_plan {
@@ -297,6 +298,11 @@ fp8_status fp8_kernel_run(const struct fp8_context *context, const struct fp8_ke
 
 /* Bytes of an operand with these copies; -1 if that is beyond 2^62. */
 int64_t fp8_operand_bytes(int64_t rows, int64_t cols, uint32_t copies);
+/* The operand as a successful call leaves it. */
+void fp8_operand_fill(fp8_operand *operand, const struct fp8_layer_plan *plan, fp8_role role,
+                      int64_t tokens, uint32_t copies, uint64_t version);
+/* The operand as it is before a call: memory that holds nothing. */
+void fp8_operand_clear(fp8_operand *operand);
 /* The view of memory `data` laid out for such an operand. */
 void fp8_operand_layout(void *data, int64_t rows, int64_t cols, uint32_t copies,
                         fp8_operand_view *view);
@@ -326,8 +332,14 @@ fp8_status fp8_check_filled(const struct fp8_check *check, const char *name, fp8
 /* An operand that is about to be filled: its memory is there, aligned and large enough. */
 fp8_status fp8_check_target(const struct fp8_check *check, const char *name, int64_t rows,
                             int64_t cols, uint32_t copies, const fp8_operand *operand);
+/* M of a call that brings no tensor: the rows of an operand, whose struct is checked first. */
+fp8_status fp8_check_rows(const char *call, const char *name, const fp8_operand *operand,
+                          int64_t *tokens);
 fp8_status fp8_check_copies(const char *call, uint32_t *copies);
+fp8_status fp8_check_flag(const char *call, const char *name, uint32_t flag);
 fp8_status fp8_check_found_inf(const char *call, const uint32_t *found_inf);
+/* What all calls need of fp8_call; then its workspace. */
+fp8_status fp8_check_stream(const char *call_name, const fp8_call *call);
 fp8_status fp8_check_call(const struct fp8_check *check, const struct fp8_layer *layer,
                           const fp8_call *call);
 
@@ -351,9 +363,9 @@ void fp8_frame_init(struct fp8_frame *frame, const struct fp8_layer *layer, cons
 void fp8_frame_tensor(struct fp8_frame *frame, enum fp8_slot slot, const fp8_tensor *tensor);
 void fp8_frame_address(struct fp8_frame *frame, enum fp8_slot slot, void *address);
 void fp8_frame_operand(struct fp8_frame *frame, fp8_role role, const fp8_operand *operand);
-/* Gives every buffer of the pass that still has no address its place in the workspace, if it is one of
- * the workspace's or is an operand's scales or (fprop) row copy. */
-void fp8_frame_workspace(struct fp8_frame *frame, fp8_pass pass, void *workspace);
+/* Sets the extents of the pass's buffers and gives a place in the workspace to those that need one: the
+ * workspace's own, scales that no operand holds, and (if want_row) such a row copy. */
+void fp8_frame_workspace(struct fp8_frame *frame, fp8_pass pass, void *workspace, bool want_row);
 /* Bytes that fp8_frame_workspace takes at most, the slack for an unaligned workspace included. */
 size_t fp8_frame_workspace_bytes(const struct fp8_layer *layer, fp8_pass pass, int64_t tokens);
 /* Runs the steps [first, end) of a pass; the context is entered. */
@@ -361,21 +373,24 @@ fp8_status fp8_frame_run(const struct fp8_frame *frame, fp8_pass pass, int first
 
 /* ---- GEMM through cuBLASLt (gemm_lt.c, gemm_plan.c) ---- */
 
-struct fp8_lt_plan;
+struct fp8_gemm_plan;
 
 /* Opens cuBLASLt and makes its handle; the context is entered. */
 fp8_status fp8_lt_create(const struct fp8_context *context, struct fp8_lt **lt);
 void fp8_lt_destroy(struct fp8_lt *lt);
 uint64_t fp8_lt_version(const struct fp8_lt *lt);
 
-/* Asks the heuristic once per range of tokens and way to write the output. */
-fp8_status fp8_lt_plan_create(const struct fp8_context *context, const struct fp8_layer_plan *layer,
-                              fp8_pass pass, struct fp8_lt_plan **plan);
-void fp8_lt_plan_destroy(struct fp8_lt_plan *plan);
-/* Runs a gemm step whose arguments have been evaluated. */
-fp8_status fp8_lt_run(struct fp8_lt_plan *plan, const struct fp8_frame *frame, const fp8_value *args);
-/* The algorithm that would run, as text that lives as long as the plan; launches for an aligned output. */
-const char *fp8_lt_describe(const struct fp8_lt_plan *plan, int64_t tokens, uint32_t *launches);
+/* Asks the heuristic once per range of tokens and way to write the output; the context is entered.
+ * FP8_ERR_CUBLASLT: there is no algorithm for some range. */
+fp8_status fp8_gemm_plan_create(const struct fp8_context *context, const struct fp8_layer_plan *layer,
+                                fp8_pass pass, struct fp8_gemm_plan **plan);
+void fp8_gemm_plan_destroy(struct fp8_gemm_plan *plan);
+/* Runs the gemm step, whose arguments have been evaluated; nothing in it is empty. */
+fp8_status fp8_gemm_run(struct fp8_gemm_plan *plan, const struct fp8_frame *frame,
+                        const fp8_value *args);
+/* The algorithm that would run first, as text that lives as long as the plan, and the launches for an
+ * output that is contiguous and aligned. */
+const char *fp8_gemm_describe(const struct fp8_gemm_plan *plan, int64_t tokens, uint32_t *launches);
 
 /* ---- layers (layer.c) ---- */
 
@@ -383,7 +398,8 @@ struct fp8_layer {
     struct fp8_bundle *bundle;
     struct fp8_context *context;
     const struct fp8_layer_plan *plan;
-    struct fp8_lt_plan *gemms[FP8_PASS_COUNT]; /* NULL on the host and for passes without a gemm */
+    struct fp8_gemm_plan *gemms[FP8_PASS_COUNT]; /* NULL on the host and for passes without a gemm */
+    size_t workspace_bytes; /* for max_tokens */
     char kernels[FP8_PASS_COUNT][192]; /* for fp8_layer_dispatch */
     char dtypes[FP8_PASS_COUNT][64];
 };

@@ -1,0 +1,254 @@
+/*
+ * bundle.c - opening a bundle: files read and compared with the manifest, kernels loaded.
+ *
+ * Every file that the manifest lists is checked on every context, the host's too: a bundle that is damaged
+ * says so where it is opened first. Kernels are loaded for this context's exact compute capability and for
+ * none when the context is the host. After this nothing of the bundle is read from disk again.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "runtime/internal.h"
+
+/* ---- arena ---- */
+
+enum { ARENA_BLOCK = 256 * 1024, ARENA_ALIGN = 16 };
+
+struct fp8_arena_block {
+    struct fp8_arena_block *next;
+    size_t used;
+    size_t size;
+    _Alignas(ARENA_ALIGN) unsigned char bytes[];
+};
+
+void *fp8_arena_allocate(struct fp8_arena *arena, size_t bytes)
+{
+    struct fp8_arena_block *block = arena->blocks;
+    bytes = fp8_align_up(bytes ? bytes : 1, ARENA_ALIGN);
+    if (!block || block->size - block->used < bytes) {
+        size_t size = bytes > ARENA_BLOCK ? bytes : ARENA_BLOCK;
+        struct fp8_arena_block *fresh = fp8_allocate(sizeof *fresh + size);
+        if (!fresh) return NULL;
+        fresh->size = size;
+        fresh->next = block;
+        arena->blocks = block = fresh;
+    }
+    void *memory = block->bytes + block->used;
+    block->used += bytes;
+    return memory;
+}
+
+char *fp8_arena_copy(struct fp8_arena *arena, const char *text)
+{
+    size_t size = strlen(text) + 1;
+    char *copy = fp8_arena_allocate(arena, size);
+    return copy ? memcpy(copy, text, size) : NULL;
+}
+
+void fp8_arena_release(struct fp8_arena *arena)
+{
+    while (arena->blocks) {
+        struct fp8_arena_block *next = arena->blocks->next;
+        fp8_release(arena->blocks);
+        arena->blocks = next;
+    }
+}
+
+/* ---- files ---- */
+
+static const long file_limit = 1L << 30;
+
+static char *join(const char *folder, const char *name)
+{
+    size_t size = strlen(folder) + strlen(name) + 2;
+    char *path = fp8_allocate(size);
+    if (path) snprintf(path, size, "%s/%s", folder, name);
+    return path;
+}
+
+static fp8_status read_open_file(FILE *file, const char *path, char **data, size_t *size)
+{
+    long length = -1;
+    if (fseek(file, 0, SEEK_END) == 0) length = ftell(file);
+    if (length < 0 || length > file_limit || fseek(file, 0, SEEK_SET) != 0)
+        return fp8_fail(FP8_ERR_BUNDLE, "%s is no readable file of a bundle", path);
+    *data = fp8_allocate((size_t)length + 1);
+    if (!*data) return fp8_fail_memory(path, (size_t)length + 1);
+    *size = fread(*data, 1, (size_t)length, file);
+    if (*size != (size_t)length)
+        return fp8_fail(FP8_ERR_BUNDLE, "%s could be read up to byte %zu of %ld only", path, *size,
+                        length);
+    return FP8_OK;
+}
+
+/* The whole file, with a NUL behind it. *data is set even on failure: release it. */
+static fp8_status read_file(const char *path, char **data, size_t *size)
+{
+    *data = NULL;
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        return fp8_fail(FP8_ERR_BUNDLE, "%s cannot be opened: %s; is this the folder of a bundle?",
+                        path, strerror(errno));
+    fp8_status status = read_open_file(file, path, data, size);
+    fclose(file);
+    return status;
+}
+
+static fp8_status check_cubin(const char *path, const struct fp8_cubin *cubin, const char *data,
+                              size_t size)
+{
+    if ((int64_t)size != cubin->bytes)
+        return fp8_fail(FP8_ERR_BUNDLE,
+                        "%s has %zu bytes, the manifest says %" PRId64
+                        ": it is truncated or of another build; rebuild the bundle",
+                        path, size, cubin->bytes);
+    XXH128_hash_t hash = XXH3_128bits(data, size);
+    char text[33];
+    snprintf(text, sizeof text, "%016" PRIx64 "%016" PRIx64, hash.high64, hash.low64);
+    if (strcmp(text, cubin->xxh128) != 0)
+        return fp8_fail(FP8_ERR_BUNDLE,
+                        "%s was altered: its xxh128 is %s, the manifest says %.40s; rebuild the bundle",
+                        path, text, cubin->xxh128);
+    return FP8_OK;
+}
+
+/* ---- kernels ---- */
+
+/* The manifest's arch for this device, NULL if it has none: "sm_90a" before "sm_90". */
+static const char *choose_arch(const struct fp8_manifest *manifest, int32_t arch)
+{
+    for (int specific = 1; specific >= 0; specific--) {
+        char wanted[32];
+        snprintf(wanted, sizeof wanted, "sm_%d%s", arch, specific ? "a" : "");
+        for (int i = 0; i < manifest->arch_count; i++) {
+            if (strcmp(manifest->archs[i], wanted) == 0) return manifest->archs[i];
+        }
+    }
+    return NULL;
+}
+
+static fp8_status no_arch(const struct fp8_bundle *bundle)
+{
+    const struct fp8_manifest *manifest = &bundle->manifest;
+    const struct fp8_context *context = bundle->context;
+    char list[160] = "";
+    size_t at = 0;
+    for (int i = 0; i < manifest->arch_count && at + 1 < sizeof list; i++) {
+        int length = snprintf(list + at, sizeof list - at, "%s%s", i ? ", " : "", manifest->archs[i]);
+        at += length > 0 ? (size_t)length : 0;
+    }
+    return fp8_fail(FP8_ERR_ARCH,
+                    "the bundle %s has kernels for %s, but device %d (%s) has compute capability %d.%d; "
+                    "rebuild it with --arch sm_%da",
+                    bundle->path, manifest->arch_count ? list : "no GPU", context->device,
+                    context->name, context->arch / 10, context->arch % 10, context->arch);
+}
+
+static fp8_status open_cubin(struct fp8_bundle *bundle, struct fp8_kernel *kernel,
+                             const struct fp8_cubin *cubin, bool load)
+{
+    char *data = NULL;
+    size_t size = 0;
+    char *path = join(bundle->path, cubin->file);
+    if (!path) return fp8_fail_memory("a path", strlen(bundle->path));
+    fp8_status status = read_file(path, &data, &size);
+    if (status == FP8_OK) status = check_cubin(path, cubin, data, size);
+    if (status == FP8_OK && load) status = fp8_kernel_load(bundle->context, kernel, data);
+    fp8_release(data);
+    fp8_release(path);
+    return status;
+}
+
+static fp8_status open_kernels(struct fp8_bundle *bundle)
+{
+    const struct fp8_manifest *manifest = &bundle->manifest;
+    const char *arch = NULL;
+    if (!bundle->context->is_host) {
+        arch = choose_arch(manifest, bundle->context->arch);
+        if (!arch) return no_arch(bundle);
+    }
+    for (int i = 0; i < manifest->kernel_count; i++) {
+        struct fp8_kernel *kernel = &manifest->kernels[i];
+        for (int j = 0; j < kernel->cubin_count; j++) {
+            bool load = arch && strcmp(kernel->cubins[j].arch, arch) == 0;
+            FP8_TRY(open_cubin(bundle, kernel, &kernel->cubins[j], load));
+        }
+    }
+    return FP8_OK;
+}
+
+/* ---- the bundle ---- */
+
+static fp8_status open_into(struct fp8_bundle *bundle, const char *path)
+{
+    size_t length = 0;
+    bundle->path = fp8_arena_copy(&bundle->arena, path);
+    if (!bundle->path) return fp8_fail_memory("a bundle", strlen(path));
+    char *file = join(path, FP8_BUNDLE_MANIFEST);
+    if (!file) return fp8_fail_memory("a path", strlen(path));
+    fp8_status status = read_file(file, &bundle->text, &length);
+    if (status == FP8_OK)
+        status = fp8_manifest_parse(file, bundle->text, length, &bundle->arena, &bundle->manifest);
+    fp8_release(file);
+    if (status != FP8_OK) return status;
+    bool pushed;
+    FP8_TRY(fp8_context_enter(bundle->context, &pushed));
+    status = open_kernels(bundle);
+    fp8_context_leave(bundle->context, pushed);
+    return status;
+}
+
+fp8_status fp8_bundle_open(fp8_context *context, const char *path, fp8_bundle **bundle)
+{
+    if (!bundle) return fp8_fail(FP8_ERR_ARGUMENT, "bundle_open: bundle is NULL");
+    *bundle = NULL;
+    if (!context || !path)
+        return fp8_fail(FP8_ERR_ARGUMENT, "bundle_open: %s is NULL", context ? "path" : "context");
+    struct fp8_bundle *made = fp8_allocate(sizeof *made);
+    if (!made) return fp8_report(context, fp8_fail_memory("a bundle", sizeof *made));
+    made->context = context;
+    fp8_status status = open_into(made, path);
+    if (status != FP8_OK) {
+        fp8_bundle_close(made);
+        return fp8_report(context, status);
+    }
+    fp8_log_write(&context->log, FP8_LOG_INFO, "bundle %s: %d layers, %d kernels", path,
+                  made->manifest.layer_count, made->manifest.kernel_count);
+    *bundle = made;
+    return FP8_OK;
+}
+
+void fp8_bundle_close(fp8_bundle *bundle)
+{
+    if (!bundle) return;
+    bool pushed = false;
+    if (!bundle->context->is_host && fp8_context_enter(bundle->context, &pushed) == FP8_OK) {
+        for (int i = 0; i < bundle->manifest.kernel_count; i++)
+            fp8_kernel_unload(bundle->context, &bundle->manifest.kernels[i]);
+        fp8_context_leave(bundle->context, pushed);
+    }
+    fp8_release(bundle->text);
+    fp8_arena_release(&bundle->arena);
+    fp8_release(bundle);
+}
+
+int32_t fp8_bundle_layer_count(const fp8_bundle *bundle)
+{
+    return bundle ? bundle->manifest.layer_count : 0;
+}
+
+const char *fp8_bundle_layer_name(const fp8_bundle *bundle, int32_t index)
+{
+    if (!bundle || index < 0 || index >= bundle->manifest.layer_count) return NULL;
+    return bundle->manifest.layers[index].name;
+}
+
+const char *fp8_bundle_manifest(const fp8_bundle *bundle)
+{
+    return bundle ? bundle->text : "";
+}

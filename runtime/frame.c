@@ -1,0 +1,190 @@
+/*
+ * frame.c - one call of a pass: addresses of its buffers, evaluated arguments, steps run in order.
+ *
+ * A frame lives on the caller's stack. It is filled from the call's tensors and operands, the rest of the
+ * pass's buffers get their places in the workspace, and each step's sources are then table look-ups. This is
+ * the hot path: no allocation, no text, no lock, no question to the driver.
+ *
+ * Empty tensors are handled here, for both backends: no kernel sees an extent of 0.
+ */
+#include <string.h>
+
+#include "runtime/host.h"
+#include "runtime/internal.h"
+
+void fp8_frame_init(struct fp8_frame *frame, const struct fp8_layer *layer, const fp8_call *call,
+                    int64_t tokens)
+{
+    frame->layer = layer;
+    frame->stream = call->stream;
+    frame->max_sms = call->max_sms;
+    frame->sms = fp8_sms_of_call(layer->context, call->max_sms);
+    frame->tokens = tokens;
+    frame->accumulate = 0;
+    memset(frame->address, 0, sizeof frame->address);
+}
+
+void fp8_frame_tensor(struct fp8_frame *frame, enum fp8_slot slot, const fp8_tensor *tensor)
+{
+    int buffer = frame->layer->plan->slots[slot];
+    if (buffer < 0 || !tensor) return;
+    frame->address[buffer] = tensor->data;
+    frame->ld[buffer] = tensor->rows > 1 ? tensor->ld : tensor->cols;
+    frame->rows[buffer] = tensor->rows;
+}
+
+void fp8_frame_address(struct fp8_frame *frame, enum fp8_slot slot, void *address)
+{
+    int buffer = frame->layer->plan->slots[slot];
+    if (buffer >= 0) frame->address[buffer] = address;
+}
+
+void fp8_frame_operand(struct fp8_frame *frame, fp8_role role, const fp8_operand *operand)
+{
+    const int8_t *parts = frame->layer->plan->parts[role];
+    fp8_operand_view view;
+    fp8_operand_layout(operand->data, operand->rows, operand->cols, operand->copies, &view);
+    frame->address[parts[FP8_PART_SCALES]] = view.scales;
+    frame->address[parts[FP8_PART_ROW]] = view.row;
+    frame->address[parts[FP8_PART_TRANSPOSED]] = view.transposed;
+}
+
+/* ---- workspace ---- */
+
+/* Whether a buffer may need a place in the workspace of this backend. */
+static bool is_scratch(const struct fp8_layer *layer, fp8_pass pass, int buffer, bool want_row)
+{
+    const struct fp8_buffer *b = &layer->plan->buffers[buffer];
+    if (b->object == FP8_OBJECT_WORKSPACE)
+        return !(layer->context->is_host && layer->plan->passes[pass].gemm_buffers >> buffer & 1u);
+    if (b->object != FP8_OBJECT_OPERAND) return false;
+    return b->part == FP8_PART_SCALES || (want_row && b->part == FP8_PART_ROW);
+}
+
+static size_t bytes_of(const struct fp8_buffer *buffer, int64_t rows, int64_t ld)
+{
+    return fp8_align_up((size_t)(rows * ld) * fp8_dtype_bytes(buffer->dtype), FP8_PART_ALIGN);
+}
+
+void fp8_frame_workspace(struct fp8_frame *frame, fp8_pass pass, void *workspace, bool want_row)
+{
+    const struct fp8_layer_plan *plan = frame->layer->plan;
+    const struct fp8_pass_plan *steps = &plan->passes[pass];
+    uintptr_t at = fp8_align_up((uintptr_t)workspace, FP8_PART_ALIGN);
+    for (int i = 0; i < steps->buffer_count; i++) {
+        int index = steps->buffers[i];
+        const struct fp8_buffer *buffer = &plan->buffers[index];
+        if (buffer->object == FP8_OBJECT_CALLER) continue;
+        frame->rows[index] = fp8_dim_at(&buffer->rows, frame->tokens);
+        frame->ld[index] = fp8_dim_at(&buffer->cols, frame->tokens);
+        if (frame->address[index] || !is_scratch(frame->layer, pass, index, want_row)) continue;
+        frame->address[index] = (void *)at;
+        at += bytes_of(buffer, frame->rows[index], frame->ld[index]);
+    }
+}
+
+size_t fp8_frame_workspace_bytes(const struct fp8_layer *layer, fp8_pass pass, int64_t tokens)
+{
+    const struct fp8_pass_plan *steps = &layer->plan->passes[pass];
+    size_t bytes = FP8_PART_ALIGN - 1; /* slack for a workspace of any alignment */
+    for (int i = 0; i < steps->buffer_count; i++) {
+        int index = steps->buffers[i];
+        const struct fp8_buffer *buffer = &layer->plan->buffers[index];
+        /* Only fprop quantises into the workspace; the row copies of its other operand are given. */
+        bool want_row = pass == FP8_PASS_FPROP && buffer->role == FP8_ROLE_X;
+        if (is_scratch(layer, pass, index, want_row))
+            bytes += bytes_of(buffer, fp8_dim_at(&buffer->rows, tokens),
+                              fp8_dim_at(&buffer->cols, tokens));
+    }
+    return bytes;
+}
+
+/* ---- steps ---- */
+
+static void evaluate(const struct fp8_frame *frame, const struct fp8_source *sources, int count,
+                     fp8_value *values)
+{
+    for (int i = 0; i < count; i++) {
+        const struct fp8_source *source = &sources[i];
+        switch ((enum fp8_source_kind)source->kind) {
+        case FP8_FROM_LITERAL:
+            values[i].i = source->literal;
+            break;
+        case FP8_FROM_TOKENS:
+            values[i].i = frame->tokens;
+            break;
+        case FP8_FROM_ACCUMULATE:
+            values[i].i = frame->accumulate;
+            break;
+        case FP8_FROM_ADDRESS:
+            values[i].p = frame->address[source->buffer];
+            break;
+        case FP8_FROM_LD:
+            values[i].i = frame->ld[source->buffer];
+            break;
+        case FP8_FROM_ROWS:
+            values[i].i = frame->rows[source->buffer];
+            break;
+        }
+    }
+}
+
+/* An empty tensor has amax 0, so scale 1, and adds nothing to dbias. */
+static fp8_status quantize_nothing(const struct fp8_frame *frame, const fp8_value *args)
+{
+    const struct fp8_context *context = frame->layer->context;
+    static const uint32_t one = 0x3f800000u; /* 1.0f */
+    float *scales = args[FP8_QUANTIZE_scales].p;
+    FP8_TRY(fp8_fill_words(context, scales, 0, FP8_SCALES_COUNT, frame->stream));
+    FP8_TRY(fp8_fill_words(context, scales + FP8_SCALES_SCALE, one, 1, frame->stream));
+    FP8_TRY(fp8_fill_words(context, scales + FP8_SCALES_SCALE_INV, one, 1, frame->stream));
+    void *dbias = args[FP8_QUANTIZE_dbias].p;
+    if (!dbias || args[FP8_QUANTIZE_accumulate].i) return FP8_OK;
+    return fp8_fill_words(context, dbias, 0, args[FP8_QUANTIZE_cols].i, frame->stream);
+}
+
+static fp8_status run_gemm(const struct fp8_frame *frame, fp8_pass pass, const struct fp8_step *step,
+                           const fp8_value *args)
+{
+    const struct fp8_context *context = frame->layer->context;
+    int64_t rows = args[FP8_GEMM_rows].i, cols = args[FP8_GEMM_cols].i;
+    if (rows == 0 || cols == 0) return FP8_OK;
+    if (args[FP8_GEMM_depth].i == 0) { /* a sum over nothing */
+        int64_t bytes = (int64_t)fp8_dtype_bytes(step->semantics.target_dtype);
+        if (args[FP8_GEMM_accumulate].i) return FP8_OK;
+        return fp8_zero_2d(context, args[FP8_GEMM_out].p, args[FP8_GEMM_out_ld].i * bytes,
+                           cols * bytes, rows, frame->stream);
+    }
+    if (context->is_host)
+        return fp8_host_run(context->pool, FP8_OP_GEMM, &step->semantics, args);
+    return fp8_gemm_run(frame->layer->gemms[pass], frame, args);
+}
+
+static fp8_status run_step(const struct fp8_frame *frame, fp8_pass pass, const struct fp8_step *step)
+{
+    fp8_value args[FP8_OP_MAX_ARGS];
+    switch (step->op) {
+    case FP8_OP_AMAX:
+        evaluate(frame, step->args, FP8_AMAX_ARG_COUNT, args);
+        if (args[FP8_AMAX_rows].i == 0 || args[FP8_AMAX_cols].i == 0) return FP8_OK;
+        break;
+    case FP8_OP_QUANTIZE:
+        evaluate(frame, step->args, FP8_QUANTIZE_ARG_COUNT, args);
+        if (args[FP8_QUANTIZE_rows].i == 0 || args[FP8_QUANTIZE_cols].i == 0)
+            return quantize_nothing(frame, args);
+        break;
+    case FP8_OP_GEMM:
+        evaluate(frame, step->args, FP8_GEMM_ARG_COUNT, args);
+        return run_gemm(frame, pass, step, args);
+    default:
+        return fp8_fail(FP8_ERR_INTERNAL, "op %d is no step of a pass", (int)step->op);
+    }
+    return fp8_kernel_run(frame->layer->context, step->kernel, args, frame->stream, frame->sms);
+}
+
+fp8_status fp8_frame_run(const struct fp8_frame *frame, fp8_pass pass, int first, int end)
+{
+    const struct fp8_pass_plan *plan = &frame->layer->plan->passes[pass];
+    for (int i = first; i < end; i++) FP8_TRY(run_step(frame, pass, &plan->steps[i]));
+    return FP8_OK;
+}

@@ -1,0 +1,66 @@
+/*
+ * json_read.h - reading a manifest field by field, strictly.
+ *
+ * Every getter takes an object and a key, and fails with one sentence that says where in the manifest the
+ * field is, what was found and what is wanted. The place is a text that enter and leave keep, so messages
+ * cost nothing until there is one. Used by manifest*.c only.
+ */
+#ifndef FP8_JSON_READ_H
+#define FP8_JSON_READ_H
+
+#include <jansson.h>
+
+#include "runtime/internal.h"
+
+struct fp8_reader {
+    const char *path; /* of the manifest, for messages */
+    struct fp8_arena *arena;
+    size_t length; /* of where */
+    char where[256];
+};
+
+/* "<path>: <where>: <sentence>", FP8_ERR_BUNDLE. */
+fp8_status fp8_read_bad(const struct fp8_reader *reader, const char *format, ...)
+    __attribute__((format(printf, 2, 3), cold));
+
+/* Appends to the place ("layers[0]") and returns what leave takes. */
+size_t fp8_read_enter(struct fp8_reader *reader, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+void fp8_read_leave(struct fp8_reader *reader, size_t mark);
+
+/* Refuses a value that is no object, and keys that are not in the list (ended by NULL). */
+fp8_status fp8_read_keys(const struct fp8_reader *reader, const json_t *object,
+                         const char *const *keys);
+fp8_status fp8_read_string(const struct fp8_reader *reader, const json_t *object, const char *key,
+                           const char **value); /* copied into the arena */
+fp8_status fp8_read_integer(const struct fp8_reader *reader, const json_t *object, const char *key,
+                            int64_t minimum, int64_t maximum, int64_t *value);
+fp8_status fp8_read_bool(const struct fp8_reader *reader, const json_t *object, const char *key,
+                         bool *value);
+fp8_status fp8_read_array(const struct fp8_reader *reader, const json_t *object, const char *key,
+                          size_t maximum, const json_t **value);
+fp8_status fp8_read_object(const struct fp8_reader *reader, const json_t *object, const char *key,
+                           const json_t **value);
+/* The place of a string in a list of `count` words. */
+fp8_status fp8_read_word(const struct fp8_reader *reader, const json_t *object, const char *key,
+                         const char *const *words, int count, int *value);
+fp8_status fp8_read_dtype(const struct fp8_reader *reader, const json_t *object, const char *key,
+                          fp8_dtype *value);
+/* A zeroed array in the arena. */
+fp8_status fp8_read_allocate(const struct fp8_reader *reader, size_t count, size_t bytes,
+                             void **array);
+
+/* ---- between the manifest's own files ---- */
+
+/* NULL if there is none of that name. */
+const struct fp8_kernel *fp8_manifest_kernel(const struct fp8_manifest *manifest, const char *name);
+fp8_status fp8_manifest_layer(struct fp8_reader *reader, const struct fp8_manifest *manifest,
+                              const json_t *record, struct fp8_layer_plan *plan);
+/* The number of an op's argument, -1 if it has none of that name; its name and type. */
+int fp8_op_arg(enum fp8_op op, const char *name);
+int fp8_op_arg_count(enum fp8_op op);
+const char *fp8_op_arg_name(enum fp8_op op, int index);
+enum fp8_arg_type fp8_op_arg_type(enum fp8_op op, int index);
+extern const char *const fp8_op_names[FP8_OP_COUNT];
+
+#endif

@@ -1,0 +1,248 @@
+/*
+ * layer.c - layers: creation, sizes, description, and the query of what a pass would run.
+ *
+ * A layer is its plan of the bundle and, on CUDA, the algorithms of its products. After creation it never
+ * changes but for one atomic per algorithm list, so any number of threads may use it. Creation is the last
+ * time that memory is allocated for it.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/internal.h"
+
+/* ---- creation ---- */
+
+static fp8_status no_layer(const struct fp8_bundle *bundle, const char *name)
+{
+    char list[512] = "";
+    size_t at = 0;
+    for (int i = 0; i < bundle->manifest.layer_count && at + 1 < sizeof list; i++) {
+        int length = snprintf(list + at, sizeof list - at, "%s'%s'", i ? ", " : "",
+                              bundle->manifest.layers[i].name);
+        at += length > 0 ? (size_t)length : 0;
+    }
+    return fp8_fail(FP8_ERR_NOT_FOUND, "layer_create: there is no layer '%s' in the bundle %s; it has %s",
+                    name, bundle->path, list);
+}
+
+static const char *quantize_kernel(const struct fp8_pass_plan *pass)
+{
+    for (int i = 0; i < pass->gemm; i++) {
+        if (pass->steps[i].op == FP8_OP_QUANTIZE) return pass->steps[i].kernel->name;
+    }
+    return "";
+}
+
+/* What fp8_layer_dispatch says of the passes that have no gemm. */
+static void describe_quantize(struct fp8_layer *layer, fp8_pass pass)
+{
+    const struct fp8_pass_plan *steps = &layer->plan->passes[pass];
+    const struct fp8_semantics *how = &steps->steps[steps->gemm - 1].semantics;
+    snprintf(layer->kernels[pass], sizeof layer->kernels[pass], "%s, %s",
+             steps->steps[0].kernel->name, quantize_kernel(steps));
+    snprintf(layer->dtypes[pass], sizeof layer->dtypes[pass], "%s -> %s",
+             fp8_dtype_name(how->source_dtype), fp8_dtype_name(how->target_dtype));
+}
+
+static size_t workspace_bytes(const struct fp8_layer *layer, int64_t tokens)
+{
+    size_t most = 0;
+    for (int pass = 0; pass < FP8_PASS_COUNT; pass++) {
+        size_t bytes = fp8_frame_workspace_bytes(layer, (fp8_pass)pass, tokens);
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+static fp8_status create_gemms(struct fp8_layer *layer)
+{
+    for (int pass = 0; pass < FP8_PASS_COUNT; pass++) {
+        const struct fp8_pass_plan *steps = &layer->plan->passes[pass];
+        if (steps->gemm == steps->step_count) {
+            describe_quantize(layer, (fp8_pass)pass);
+            continue;
+        }
+        if (!layer->context->is_host)
+            FP8_TRY(fp8_gemm_plan_create(layer->context, layer->plan, (fp8_pass)pass,
+                                         &layer->gemms[pass]));
+    }
+    return FP8_OK;
+}
+
+fp8_status fp8_layer_create(fp8_bundle *bundle, const char *name, fp8_layer **layer)
+{
+    if (!layer) return fp8_fail(FP8_ERR_ARGUMENT, "layer_create: layer is NULL");
+    *layer = NULL;
+    if (!bundle || !name)
+        return fp8_fail(FP8_ERR_ARGUMENT, "layer_create: %s is NULL", bundle ? "name" : "bundle");
+    const struct fp8_layer_plan *plan = NULL;
+    for (int i = 0; i < bundle->manifest.layer_count && !plan; i++) {
+        if (strcmp(bundle->manifest.layers[i].name, name) == 0) plan = &bundle->manifest.layers[i];
+    }
+    if (!plan) return fp8_report(bundle->context, no_layer(bundle, name));
+    struct fp8_layer *made = fp8_allocate(sizeof *made);
+    if (!made) return fp8_report(bundle->context, fp8_fail_memory("a layer", sizeof *made));
+    made->bundle = bundle;
+    made->context = bundle->context;
+    made->plan = plan;
+    made->workspace_bytes = workspace_bytes(made, plan->max_tokens);
+    bool pushed = false;
+    fp8_status status = fp8_context_enter(made->context, &pushed);
+    if (status == FP8_OK) status = create_gemms(made);
+    fp8_context_leave(made->context, pushed);
+    if (status != FP8_OK) {
+        fp8_layer_destroy(made);
+        return fp8_report(bundle->context, status);
+    }
+    *layer = made;
+    return FP8_OK;
+}
+
+void fp8_layer_destroy(fp8_layer *layer)
+{
+    if (!layer) return;
+    for (int pass = 0; pass < FP8_PASS_COUNT; pass++) fp8_gemm_plan_destroy(layer->gemms[pass]);
+    fp8_release(layer);
+}
+
+/* ---- description ---- */
+
+static fp8_status check_struct(const char *call, const char *name, const void *out, size_t size)
+{
+    if (!out) return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is NULL", call, name);
+    uint32_t given = *(const uint32_t *)out;
+    if (given != size)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: %s->size is %u, this library's is %zu; set it before the call", call, name,
+                        given, size);
+    return FP8_OK;
+}
+
+static fp8_dtype slot_dtype(const struct fp8_layer_plan *plan, enum fp8_slot slot)
+{
+    return plan->slots[slot] < 0 ? FP8_DTYPE_NONE : plan->buffers[plan->slots[slot]].dtype;
+}
+
+fp8_status fp8_layer_describe(const fp8_layer *layer, fp8_layer_info *info)
+{
+    if (!layer) return fp8_fail(FP8_ERR_ARGUMENT, "layer_describe: layer is NULL");
+    FP8_TRY(check_struct("layer_describe", "info", info, sizeof *info));
+    const struct fp8_layer_plan *plan = layer->plan;
+    *info = (fp8_layer_info){
+        .size = sizeof *info,
+        .has_bias = plan->has_bias,
+        .in_features = plan->in_features,
+        .out_features = plan->out_features,
+        .tokens = plan->tokens,
+        .max_tokens = plan->max_tokens,
+        .x_dtype = slot_dtype(plan, FP8_SLOT_X),
+        .w_dtype = slot_dtype(plan, FP8_SLOT_W),
+        .y_dtype = slot_dtype(plan, FP8_SLOT_Y),
+        .dy_dtype = slot_dtype(plan, FP8_SLOT_DY),
+        .dx_dtype = slot_dtype(plan, FP8_SLOT_DX),
+        .dw_dtype = slot_dtype(plan, FP8_SLOT_DW),
+        .bias_dtype = slot_dtype(plan, FP8_SLOT_BIAS),
+        .dbias_dtype = slot_dtype(plan, FP8_SLOT_DBIAS),
+        .x_format = plan->formats[FP8_ROLE_X],
+        .w_format = plan->formats[FP8_ROLE_W],
+        .dy_format = plan->formats[FP8_ROLE_DY],
+        .name = plan->name,
+        .recipe = plan->recipe,
+    };
+    return FP8_OK;
+}
+
+fp8_status fp8_layer_bytes(const fp8_layer *layer, int64_t tokens, fp8_bytes which, size_t *bytes)
+{
+    if (!bytes) return fp8_fail(FP8_ERR_ARGUMENT, "layer_bytes: bytes is NULL");
+    *bytes = 0;
+    if (!layer) return fp8_fail(FP8_ERR_ARGUMENT, "layer_bytes: layer is NULL");
+    const struct fp8_layer_plan *plan = layer->plan;
+    const struct fp8_check check = {.call = "layer_bytes", .plan = plan};
+    FP8_TRY(fp8_check_tokens(&check, "tokens", tokens));
+    int64_t n = plan->out_features, k = plan->in_features, size = 0;
+    switch (which) {
+    case FP8_BYTES_WORKSPACE:
+        *bytes = workspace_bytes(layer, tokens);
+        return FP8_OK;
+    case FP8_BYTES_X:
+        size = fp8_operand_bytes(tokens, k, FP8_COPY_BOTH);
+        break;
+    case FP8_BYTES_SAVED:
+        size = fp8_operand_bytes(tokens, k, FP8_COPY_TRANSPOSED);
+        break;
+    case FP8_BYTES_WEIGHT:
+        size = fp8_operand_bytes(n, k, FP8_COPY_BOTH);
+        break;
+    case FP8_BYTES_WEIGHT_ROW:
+        size = fp8_operand_bytes(n, k, FP8_COPY_ROW);
+        break;
+    case FP8_BYTES_GRAD:
+        size = fp8_operand_bytes(tokens, n, FP8_COPY_BOTH);
+        break;
+    case FP8_BYTES_GRAD_ROW:
+        size = fp8_operand_bytes(tokens, n, FP8_COPY_ROW);
+        break;
+    case FP8_BYTES_GRAD_TRANSPOSED:
+        size = fp8_operand_bytes(tokens, n, FP8_COPY_TRANSPOSED);
+        break;
+    default:
+        return fp8_fail(FP8_ERR_ARGUMENT, "layer_bytes: which is %d; pass FP8_BYTES_*", (int)which);
+    }
+    *bytes = (size_t)size;
+    return FP8_OK;
+}
+
+/* ---- dispatch ---- */
+
+/* Kernels that run before the gemm for tensors that are not empty. */
+static uint32_t quantize_launches(const struct fp8_layer_plan *plan, fp8_pass pass, int64_t tokens)
+{
+    if (tokens == 0 && pass != FP8_PASS_WEIGHT) return 0;
+    return (uint32_t)plan->passes[pass].gemm;
+}
+
+static void dispatch_gemm(const struct fp8_layer *layer, fp8_pass pass, int64_t tokens,
+                          fp8_dispatch *dispatch)
+{
+    const struct fp8_pass_plan *steps = &layer->plan->passes[pass];
+    const struct fp8_gemm_step *gemm = steps->steps[steps->gemm].gemm;
+    int range = 0;
+    while (range + 1 < gemm->range_count && tokens > gemm->ranges[range].max_tokens) range++;
+    dispatch->dtype = gemm->ranges[range].dtype;
+    if (layer->context->is_host) {
+        dispatch->backend = "host";
+        dispatch->kernel = "gemm";
+        dispatch->reason = "this context is the host: every pass runs on the CPU";
+        dispatch->launches += tokens > 0;
+        return;
+    }
+    uint32_t launches = 0;
+    dispatch->backend = "cublaslt";
+    dispatch->kernel = fp8_gemm_describe(layer->gemms[pass], tokens, &launches);
+    dispatch->reason = gemm->ranges[range].reason;
+    dispatch->launches += tokens > 0 ? launches : 0;
+}
+
+fp8_status fp8_layer_dispatch(const fp8_layer *layer, fp8_pass pass, int64_t tokens,
+                              fp8_dispatch *dispatch)
+{
+    if (!layer) return fp8_fail(FP8_ERR_ARGUMENT, "layer_dispatch: layer is NULL");
+    FP8_TRY(check_struct("layer_dispatch", "dispatch", dispatch, sizeof *dispatch));
+    if ((unsigned)pass >= FP8_PASS_COUNT)
+        return fp8_fail(FP8_ERR_ARGUMENT, "layer_dispatch: pass is %d; pass FP8_PASS_*", (int)pass);
+    const struct fp8_check check = {.call = "layer_dispatch", .plan = layer->plan};
+    FP8_TRY(fp8_check_tokens(&check, "tokens", tokens));
+    *dispatch = (fp8_dispatch){
+        .size = sizeof *dispatch,
+        .launches = quantize_launches(layer->plan, pass, tokens),
+        .backend = "quantize",
+        .kernel = layer->kernels[pass],
+        .dtype = layer->dtypes[pass],
+        .reason = "quantises one operand: its amax first, then one read and both copies",
+    };
+    const struct fp8_pass_plan *steps = &layer->plan->passes[pass];
+    if (steps->gemm < steps->step_count) dispatch_gemm(layer, pass, tokens, dispatch);
+    return FP8_OK;
+}

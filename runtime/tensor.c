@@ -1,0 +1,257 @@
+/*
+ * tensor.c - argument checks of every call, before anything is enqueued.
+ *
+ * Each refusal is one sentence that names the call, the argument, its value, the rule and the remedy. The
+ * checks are pure arithmetic on the caller's structs: no memory is read through data pointers and the
+ * driver is not asked, so a pass of a dozen checks costs well under a microsecond.
+ */
+#include <stdio.h>
+
+#include "runtime/internal.h"
+
+const char *const fp8_role_names[FP8_ROLE_COUNT] = {"none", "x", "w", "dy"};
+
+static const char *copies_name(uint32_t copies)
+{
+    static const char *const names[] = {"no", "the row", "the transposed", "the row and transposed"};
+    return names[copies & FP8_COPY_BOTH];
+}
+
+fp8_status fp8_check_args(const char *call, const struct fp8_layer *layer, const void *args,
+                          size_t size, const uint64_t *reserved)
+{
+    if (!layer) return fp8_fail(FP8_ERR_ARGUMENT, "%s: layer is NULL", call);
+    if (!args) return fp8_fail(FP8_ERR_ARGUMENT, "%s: args is NULL", call);
+    uint32_t given = *(const uint32_t *)args;
+    if (given != size)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: args->size is %u, this library's is %zu; start from the _INIT of the "
+                        "same header",
+                        call, given, size);
+    if (reserved[0] | reserved[1] | reserved[2] | reserved[3])
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: args->reserved is not 0; start from the _INIT of the header", call);
+    return FP8_OK;
+}
+
+fp8_status fp8_check_tokens(const struct fp8_check *check, const char *what, int64_t tokens)
+{
+    if (tokens < 0)
+        return fp8_fail(FP8_ERR_SHAPE, "%s: %s is %lld; rows may not be negative", check->call, what,
+                        (long long)tokens);
+    if (tokens > check->plan->max_tokens)
+        return fp8_fail(FP8_ERR_TOKENS,
+                        "%s: %s is %lld tokens, but layer '%s' was built for max_tokens = %lld; "
+                        "raise max_tokens in the spec and rebuild, or split the batch",
+                        check->call, what, (long long)tokens, check->plan->name,
+                        (long long)check->plan->max_tokens);
+    return FP8_OK;
+}
+
+/* The far end of the tensor in bytes must be a number that pointer arithmetic can hold. */
+static bool extent_fits(const fp8_tensor *tensor)
+{
+    int64_t end;
+    if (tensor->rows <= 1) return true;
+    if (__builtin_mul_overflow(tensor->rows, tensor->ld, &end)) return false;
+    return end <= INT64_MAX / 8;
+}
+
+fp8_status fp8_check_matrix(const struct fp8_check *check, const char *name, const fp8_tensor *tensor,
+                            int64_t rows, int64_t cols, fp8_dtype dtype)
+{
+    const char *call = check->call;
+    if (!tensor)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is NULL; pass a tensor of %lld x %lld %s", call,
+                        name, (long long)rows, (long long)cols, fp8_dtype_name(dtype));
+    if (tensor->rows != rows || tensor->cols != cols)
+        return fp8_fail(FP8_ERR_SHAPE,
+                        "%s: %s is %lld x %lld, but layer '%s' takes %lld x %lld here", call, name,
+                        (long long)tensor->rows, (long long)tensor->cols, check->plan->name,
+                        (long long)rows, (long long)cols);
+    if (tensor->dtype != dtype)
+        return fp8_fail(FP8_ERR_DTYPE,
+                        "%s: %s is %s, but layer '%s' takes %s; pass %s, or change the spec and "
+                        "rebuild",
+                        call, name, fp8_dtype_name(tensor->dtype), check->plan->name,
+                        fp8_dtype_name(dtype), fp8_dtype_name(dtype));
+    if (tensor->reserved)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s->reserved is not 0", call, name);
+    if (rows == 0 || cols == 0) return FP8_OK;
+    if (rows > 1 && tensor->ld < cols)
+        return fp8_fail(FP8_ERR_SHAPE,
+                        "%s: %s has a row stride (ld) of %lld elements, but its rows have %lld; ld "
+                        "must be at least cols, so copy an expanded or overlapping tensor first",
+                        call, name, (long long)tensor->ld, (long long)cols);
+    if (!extent_fits(tensor))
+        return fp8_fail(FP8_ERR_SHAPE, "%s: %s with ld %lld goes beyond the address space", call, name,
+                        (long long)tensor->ld);
+    if (!tensor->data)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s->data is NULL, but it has %lld x %lld elements",
+                        call, name, (long long)rows, (long long)cols);
+    size_t bytes = fp8_dtype_bytes(dtype);
+    if ((uintptr_t)tensor->data % bytes)
+        return fp8_fail(FP8_ERR_ALIGNMENT,
+                        "%s: %s->data is %p, which is not a multiple of %zu, the size of a %s "
+                        "element",
+                        call, name, tensor->data, bytes, fp8_dtype_name(dtype));
+    return FP8_OK;
+}
+
+fp8_status fp8_check_tensor(const struct fp8_check *check, enum fp8_slot slot,
+                            const fp8_tensor *tensor)
+{
+    const struct fp8_buffer *buffer = &check->plan->buffers[check->plan->slots[slot]];
+    return fp8_check_matrix(check, buffer->name, tensor, fp8_dim_at(&buffer->rows, check->tokens),
+                            fp8_dim_at(&buffer->cols, check->tokens), buffer->dtype);
+}
+
+/* ---- operands ---- */
+
+static fp8_status check_operand_struct(const char *call, const char *name, const fp8_operand *operand)
+{
+    if (!operand) return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is NULL", call, name);
+    if (operand->size != sizeof *operand)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: %s->size is %u, this library's is %zu; start from FP8_OPERAND_INIT", call,
+                        name, operand->size, sizeof *operand);
+    if (operand->reserved[0] | operand->reserved[1] | operand->reserved[2] | operand->reserved[3])
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: %s->reserved is not 0; start from FP8_OPERAND_INIT", call, name);
+    return FP8_OK;
+}
+
+static fp8_status check_operand_memory(const char *call, const char *name, int64_t rows, int64_t cols,
+                                       uint32_t copies, const fp8_operand *operand)
+{
+    int64_t bytes = fp8_operand_bytes(rows, cols, copies);
+    if (!operand->data)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: %s->data is NULL; give it %lld bytes (fp8_layer_bytes)", call, name,
+                        (long long)bytes);
+    if ((uintptr_t)operand->data % FP8_PART_ALIGN)
+        return fp8_fail(FP8_ERR_ALIGNMENT, "%s: %s->data is %p, which is not a multiple of %d", call,
+                        name, operand->data, FP8_PART_ALIGN);
+    if (bytes < 0 || operand->bytes < (uint64_t)bytes)
+        return fp8_fail(FP8_ERR_OPERAND,
+                        "%s: %s has %zu bytes, but %lld x %lld with %s cop%s takes %lld; size it with "
+                        "fp8_layer_bytes",
+                        call, name, operand->bytes, (long long)rows, (long long)cols,
+                        copies_name(copies), copies == FP8_COPY_BOTH ? "ies" : "y", (long long)bytes);
+    return FP8_OK;
+}
+
+static const char *filled_by(fp8_role role)
+{
+    switch (role) {
+    case FP8_ROLE_X:
+        return "fprop (saved) or quantize";
+    case FP8_ROLE_W:
+        return "weight_update or quantize";
+    case FP8_ROLE_DY:
+        return "quantize_dy or quantize";
+    case FP8_ROLE_NONE:
+        break;
+    }
+    return "nothing";
+}
+
+fp8_status fp8_check_filled(const struct fp8_check *check, const char *name, fp8_role role,
+                            uint32_t copies, const fp8_operand *operand)
+{
+    const char *call = check->call;
+    const struct fp8_layer_plan *plan = check->plan;
+    FP8_TRY(check_operand_struct(call, name, operand));
+    if (operand->role == FP8_ROLE_NONE)
+        return fp8_fail(FP8_ERR_OPERAND, "%s: %s is not filled; %s fills it", call, name,
+                        filled_by(role));
+    if (operand->role != role)
+        return fp8_fail(FP8_ERR_OPERAND, "%s: %s holds a quantised %s, but %s is wanted here", call,
+                        name,
+                        (unsigned)operand->role < FP8_ROLE_COUNT ? fp8_role_names[operand->role]
+                                                                 : "(unknown role)",
+                        fp8_role_names[role]);
+    int64_t rows = role == FP8_ROLE_W ? plan->out_features : check->tokens;
+    int64_t cols = role == FP8_ROLE_DY ? plan->out_features : plan->in_features;
+    if (operand->rows != rows || operand->cols != cols)
+        return fp8_fail(FP8_ERR_SHAPE,
+                        "%s: %s was filled from %lld x %lld, but layer '%s' takes %lld x %lld here",
+                        call, name, (long long)operand->rows, (long long)operand->cols, plan->name,
+                        (long long)rows, (long long)cols);
+    if (operand->dtype != plan->formats[role])
+        return fp8_fail(FP8_ERR_DTYPE, "%s: %s is %s, but layer '%s' takes %s", call, name,
+                        fp8_dtype_name(operand->dtype), plan->name,
+                        fp8_dtype_name(plan->formats[role]));
+    if ((operand->copies & copies) != copies || operand->copies & ~(uint32_t)FP8_COPY_BOTH)
+        return fp8_fail(FP8_ERR_OPERAND,
+                        "%s: %s has %s copy, but %s copy is needed; fill it with that copy (%s)", call,
+                        name, copies_name(operand->copies), copies_name(copies), filled_by(role));
+    return check_operand_memory(call, name, rows, cols, operand->copies, operand);
+}
+
+fp8_status fp8_check_target(const struct fp8_check *check, const char *name, int64_t rows,
+                            int64_t cols, uint32_t copies, const fp8_operand *operand)
+{
+    FP8_TRY(check_operand_struct(check->call, name, operand));
+    return check_operand_memory(check->call, name, rows, cols, copies, operand);
+}
+
+fp8_status fp8_check_rows(const char *call, const char *name, const fp8_operand *operand,
+                          int64_t *tokens)
+{
+    FP8_TRY(check_operand_struct(call, name, operand));
+    *tokens = operand->rows;
+    return FP8_OK;
+}
+
+fp8_status fp8_check_copies(const char *call, uint32_t *copies)
+{
+    if (*copies & ~(uint32_t)FP8_COPY_BOTH)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: copies is %u; pass FP8_COPY_ROW, FP8_COPY_TRANSPOSED, both, or 0 for both",
+                        call, *copies);
+    if (*copies == 0) *copies = FP8_COPY_BOTH;
+    return FP8_OK;
+}
+
+/* ---- the rest of a call ---- */
+
+fp8_status fp8_check_found_inf(const char *call, const uint32_t *found_inf)
+{
+    if ((uintptr_t)found_inf % sizeof *found_inf)
+        return fp8_fail(FP8_ERR_ALIGNMENT, "%s: found_inf is %p, which is not a multiple of 4", call,
+                        (const void *)found_inf);
+    return FP8_OK;
+}
+
+fp8_status fp8_check_flag(const char *call, const char *name, uint32_t flag)
+{
+    if (flag > 1) return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is %u; pass 0 or 1", call, name, flag);
+    return FP8_OK;
+}
+
+fp8_status fp8_check_stream(const char *call_name, const fp8_call *call)
+{
+    if (call->max_sms < 0)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: call.max_sms is %d; pass a bound on the SMs, or 0 for the context's",
+                        call_name, call->max_sms);
+    if (call->reserved) return fp8_fail(FP8_ERR_ARGUMENT, "%s: call.reserved is not 0", call_name);
+    return FP8_OK;
+}
+
+fp8_status fp8_check_call(const struct fp8_check *check, const struct fp8_layer *layer,
+                          const fp8_call *call)
+{
+    FP8_TRY(fp8_check_stream(check->call, call));
+    if (call->workspace && call->workspace_bytes >= layer->workspace_bytes) return FP8_OK;
+    size_t bytes = 0;
+    FP8_TRY(fp8_layer_bytes(layer, check->tokens, FP8_BYTES_WORKSPACE, &bytes));
+    if (!call->workspace || call->workspace_bytes < bytes)
+        return fp8_fail(FP8_ERR_WORKSPACE,
+                        "%s: the workspace has %zu bytes at %p, but %lld tokens take %zu; size it with "
+                        "fp8_layer_bytes(FP8_BYTES_WORKSPACE)",
+                        check->call, call->workspace_bytes, call->workspace,
+                        (long long)check->tokens, bytes);
+    return FP8_OK;
+}
