@@ -20,6 +20,8 @@ static void log_line(void *user, fp8_log_level level, const char *message)
 {
     (void)user;
     static const char *const names[] = { "", "error", "warning", "info", "dispatch" };
+    if (level == FP8_LOG_ERROR) /* said where the call failed, with its context */
+        return;
     const char *name = level >= 1 && level <= 4 ? names[level] : "log";
     fprintf(stderr, "libfp8: %s: %s\n", name, message);
 }
@@ -58,7 +60,7 @@ int cli_device_open(const char *choice, struct cli_device *device)
     memset(device, 0, sizeof *device);
     fp8_status status = create(device, strcmp(choice, "host") == 0 ? FP8_DEVICE_HOST : 0);
     if (automatic && (status == FP8_ERR_LIBRARY || status == FP8_ERR_DEVICE)) {
-        cli_note("running on the host: %s", fp8_last_error());
+        cli_note("running on the host: no usable GPU ('fp8gen doctor' says what is missing)");
         status = create(device, FP8_DEVICE_HOST);
     }
     if (status)

@@ -5,6 +5,7 @@
  * wrong, 4 a bug of ours). The table of commands feeds lookup, help and the did-you-mean of errors. A
  * command's name may be two words ("bench layer"). Global options stand before or after the command.
  */
+#include <ctype.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -129,14 +130,16 @@ static void print_overview(void)
     cli_print_environment();
     printf("\nexit codes:\n"
            "  0 done   1 spec or template wrong   2 command line wrong\n"
-           "  3 machine wrong (no GPU, no NVRTC, disk full)   4 a bug of fp8gen\n\n"
+           "  3 machine wrong (no GPU, no NVRTC, disk full)\n"
+           "  4 a bug of fp8gen, or a result out of its bounds\n\n"
            "'fp8gen help COMMAND' prints the options of a command.\n");
 }
 
 static void print_page(const struct cli_command *command)
 {
-    printf("usage: fp8gen %s [OPTIONS]%s%s\n\n%s.\n", command->name,
-           command->operands[0] ? " " : "", command->operands, command->summary);
+    printf("usage: fp8gen %s [OPTIONS]%s%s\n\n%c%s.\n", command->name,
+           command->operands[0] ? " " : "", command->operands, toupper(command->summary[0]),
+           command->summary + 1);
     if (command->details)
         printf("\n%s\n", command->details);
     if (command->options && command->options->name) {

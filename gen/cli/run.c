@@ -160,7 +160,9 @@ static int begin_row(struct run_layer *run, fp8_pass pass, bool accumulate, stru
     fp8_status status = fp8_layer_dispatch(run->layer, pass, run->m ? run->m : 1, &dispatch);
     if (status)
         return cli_fp8_failed(status, "layer '%s', %s", run->info.name, row->pass);
-    snprintf(row->kernel, sizeof row->kernel, "%s", dispatch.kernel ? dispatch.kernel : "");
+    bool quantizes = pass == FP8_PASS_WEIGHT || pass == FP8_PASS_QUANTIZE_DY;
+    snprintf(row->kernel, sizeof row->kernel, "%s%s%s", quantizes ? "" : dispatch.backend,
+             quantizes ? "" : " ", dispatch.kernel ? dispatch.kernel : "");
     snprintf(row->dtype, sizeof row->dtype, "%s", dispatch.dtype ? dispatch.dtype : "");
     return run_pass_timed(run, pass, accumulate, &row->seconds);
 }

@@ -60,15 +60,28 @@ void cli_table_cell(struct cli_table *table, enum cli_style style, const char *f
     table->cells[table->cell_count++] = (struct cell){ text, style };
 }
 
-static void print_cell(const char *text, int width, bool right, bool last, enum cli_style style)
+/* Spaces wait until a text follows, so that no line ends in them. */
+static void print_text(const char *text, enum cli_style style, int *spaces)
 {
-    int pad = width - (int)strlen(text);
-    if (right)
-        printf("%*s", pad, "");
-    printf("%s%s%s", cli_style_on(style), text, style == CLI_PLAIN ? "" : cli_style_off());
-    if (!right && !last)
-        printf("%*s", pad, "");
-    fputs(last ? "\n" : "  ", stdout);
+    if (!text[0])
+        return;
+    printf("%*s%s%s%s", *spaces, "", cli_style_on(style), text,
+           style == CLI_PLAIN ? "" : cli_style_off());
+    *spaces = 0;
+}
+
+static void print_row(const struct cli_table *table, const struct cell *cells, const int *widths,
+                      int indent)
+{
+    int spaces = indent;
+    for (int i = 0; i < table->column_count; i++) {
+        int pad = widths[i] - (int)strlen(cells[i].text);
+        bool right = table->columns[i][0] == '>';
+        spaces += right ? pad : 0;
+        print_text(cells[i].text, cells[i].style, &spaces);
+        spaces += (right ? 0 : pad) + 2;
+    }
+    putchar('\n');
 }
 
 void cli_table_print(struct cli_table *table, int indent)
@@ -79,8 +92,12 @@ void cli_table_print(struct cli_table *table, int indent)
     }
     int n = table->column_count;
     int *widths = calloc((size_t)n, sizeof *widths);
-    if (!widths)
+    struct cell *header = calloc((size_t)n, sizeof *header);
+    if (!widths || !header) {
+        free(widths);
+        free(header);
         return;
+    }
     for (int i = 0; i < n; i++)
         widths[i] = (int)strlen(table->columns[i] + (table->columns[i][0] == '>'));
     for (int i = 0; i < table->cell_count; i++) {
@@ -88,17 +105,13 @@ void cli_table_print(struct cli_table *table, int indent)
         if (length > widths[i % n])
             widths[i % n] = length;
     }
-    printf("%*s", indent, "");
-    for (int i = 0; i < n; i++) {
-        bool right = table->columns[i][0] == '>';
-        print_cell(table->columns[i] + right, widths[i], right, i == n - 1, CLI_BOLD);
-    }
-    for (int i = 0; i < table->cell_count; i++) {
-        if (i % n == 0)
-            printf("%*s", indent, "");
-        print_cell(table->cells[i].text, widths[i % n], table->columns[i % n][0] == '>',
-                   i % n == n - 1, table->cells[i].style);
-    }
+    for (int i = 0; i < n; i++)
+        header[i] =
+            (struct cell){ (char *)table->columns[i] + (table->columns[i][0] == '>'), CLI_BOLD };
+    print_row(table, header, widths, indent);
+    for (int i = 0; i + n <= table->cell_count; i += n)
+        print_row(table, table->cells + i, widths, indent);
+    free(header);
     free(widths);
 }
 
