@@ -39,7 +39,7 @@ static fp8gen *load_good(const char *text)
     return gen;
 }
 
-/* ---- reading the model ---------------------------------------------------------------------------
+/* ---- reading the model ------------------------------------------------------------------------
  * A path is "layers.1.recipe.format"; values come back as text. */
 
 struct query {
