@@ -282,6 +282,11 @@ end
 -- begins in step with line 1 of the template.
 function M.expand(name, text, params, shown)
     local ctx = { name = name, shown = shown or name, text = text, lines = split(text) }
+    local nul = text:find("\0", 1, true)
+    if nul then -- the compiler would stop reading there
+        local _, newlines = text:sub(1, nul):gsub("\n", "")
+        fail(ctx, newlines + 1, "a NUL byte in the template")
+    end
     local chunk, problem = load(to_lua(ctx), "@" .. name, "t", environment(ctx, params))
     if not chunk then retell(ctx, problem) end
     local line, result = writer(ctx)
