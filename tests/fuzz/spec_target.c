@@ -21,7 +21,7 @@
 #include <string.h>
 
 /* What a terminal would obey must not come out: control characters, invalid UTF-8. */
-static const char *check_text(const char *text)
+static const char *check_text(const char *text, const void *data, size_t data_size)
 {
     size_t size = strlen(text);
     if (size == 0 || text[size - 1] != '\n')
@@ -30,7 +30,7 @@ static const char *check_text(const char *text)
         return "the first diagnostic has no place";
     if (strstr(text, "error: ") == NULL)
         return "no diagnostic says error";
-    if (strstr(text, "gen/lua/") != NULL)
+    if (strstr(text, "gen/lua/") != NULL && memmem(data, data_size, "gen/lua/", 8) == NULL)
         return "a diagnostic speaks of our own modules";
     for (size_t i = 0; i < size;) {
         size_t length = gen_utf8_length(text + i, size - i);
@@ -58,7 +58,7 @@ const char *spec_target(const uint8_t *data, size_t size)
         else if (strlen(gen->spec_hash) != 32)
             problem = "a good spec has no hash";
     } else if (status == FP8GEN_ERR_SPEC) {
-        problem = check_text(fp8gen_diagnostics(gen));
+        problem = check_text(fp8gen_diagnostics(gen), data, size);
     } else {
         problem = "a spec is answered with another status than OK and ERR_SPEC";
     }
