@@ -20,16 +20,20 @@ step() { # prints the command as one would type it, then runs it
     echo "\$ fp8gen $*"
     "$fp8gen" "$@"
 }
+arch=sm_90a
+capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1)
+case $capability in
+9.* | [1-9][0-9].*) arch=sm_${capability/./}a ;;
+esac
 step check $spec || exit $?
-step plan $spec || exit $?
+step plan $spec --layer qkv || exit $?
 mkdir -p "$BUILD/demo"
-if "$fp8gen" doctor 2>&1 | grep -qi '^nvrtc.*not found'; then
+if "$fp8gen" doctor 2>/dev/null | grep -q '^NVRTC  *not found'; then
     echo
     echo "NVRTC is not on this machine: the bundle is made without kernels, for the host backend."
-    step build $spec --arch none -o "$bundle" || exit $?
-else
-    step build $spec --arch sm_90a -o "$bundle" || exit $?
+    arch=none
 fi
+step build $spec --arch $arch -o "$bundle" || exit $?
 step run $spec --layer qkv --tokens 512 --device auto || exit $?
 echo
 echo "\$ $BUILD/bin/example_embed $bundle qkv"
