@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-enum { FIRST = 100, STRIDE = 61 };
+enum { FIRST = 100, STRIDE = 101 };
 
 static const char good[] =
     "local n = 16\n"
