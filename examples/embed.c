@@ -1,14 +1,13 @@
 /*
- * embed.c - a trainer's view of libfp8: one layer of a bundle, forward and backward, on the caller's own
- * buffers and stream.
+ * embed.c - one layer of a bundle from C: forward and backward on the caller's own buffers.
  *
  *     fp8gen build specs/llama3_8b.lua --arch sm_90a -o llama3_8b
  *     example_embed llama3_8b qkv [tokens]
  *
- * Runs on GPU 0 if there is one that the bundle has kernels for, else on the host: the calls are the
- * same. What is worth seeing is in run(): quantise the weight once per step, fprop fills `saved`,
- * backward reads it and leaves dx, dw and dbias. Everything lives in buffers that the caller sized
- * with fp8_layer_bytes, so that nothing is allocated while training.
+ * Runs on GPU 0 if there is one that the bundle has kernels for, else on the host: the calls are
+ * the same. What is worth seeing is in run(): the weight is quantised once per optimizer step, fprop
+ * fills `saved`, backward reads it and leaves dx, dw and dbias. All of it lives in buffers that the
+ * caller sized with fp8_layer_bytes, so that nothing is allocated while training.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,8 +70,8 @@ static struct pair make(fp8_context *context, fp8_dtype dtype, int64_t rows, int
     return p;
 }
 
-/* Values between 0 and amplitude (so that sums do not cancel and are easily compared by eye), the same in
- * every run. */
+/* Values between 0 and amplitude, the same in every run. All have one sign, so that sums do not
+ * cancel and can be compared by eye. */
 static struct pair make_input(fp8_context *context, fp8_dtype dtype, int64_t rows, int64_t cols,
                               float amplitude)
 {
@@ -118,6 +117,7 @@ static void run(fp8_context *context, const fp8_layer *layer, const fp8_layer_in
     struct pair dx = make(context, info->dx_dtype, m, k);
     struct pair dw = make(context, info->dw_dtype, n, k);
     struct pair bias = make_input(context, info->bias_dtype, 1, info->has_bias ? n : 1, 0.1f);
+    struct pair dbias = make(context, info->dbias_dtype, 1, info->has_bias ? n : 1);
 
     fp8_operand weight = make_operand(context, layer, m, FP8_BYTES_WEIGHT);
     fp8_operand saved = make_operand(context, layer, m, FP8_BYTES_SAVED);
@@ -147,26 +147,33 @@ static void run(fp8_context *context, const fp8_layer *layer, const fp8_layer_in
     backward.saved = &saved;
     backward.weight = &weight;
     backward.grad = &grad;
+    backward.dbias = info->has_bias ? &dbias.tensor : NULL;
     backward.dw = &dw.tensor;
     backward.dx = &dx.tensor;
     backward.call = call;
     CHECK(fp8_layer_backward(layer, &backward));
 
-    double y00 = info->has_bias ? value_at(&bias, 0, 0) : 0.0, dx00 = 0.0, dw00 = 0.0;
+    double y00 = info->has_bias ? value_at(&bias, 0, 0) : 0.0, dx00 = 0.0, dw00 = 0.0,
+           dbias00 = 0.0;
     for (int64_t i = 0; i < k; ++i)
         y00 += (double)value_at(&x, 0, i) * value_at(&w, 0, i);
     for (int64_t i = 0; i < n; ++i)
         dx00 += (double)value_at(&dy, 0, i) * value_at(&w, i, 0);
     for (int64_t i = 0; i < m; ++i)
         dw00 += (double)value_at(&dy, i, 0) * value_at(&x, i, 0);
+    for (int64_t i = 0; i < m; ++i)
+        dbias00 += value_at(&dy, i, 0);
     show(context, "y", &y, y00);
     show(context, "dx", &dx, dx00);
     show(context, "dw", &dw, dw00);
+    if (info->has_bias)
+        show(context, "dbias", &dbias, dbias00);
 
-    void *memory[] = { x.tensor.data,  w.tensor.data,    dy.tensor.data, y.tensor.data,
-                       dx.tensor.data, dw.tensor.data,   weight.data,    saved.data,
-                       grad.data,      bias.tensor.data, call.workspace };
-    void *values[] = { x.values, w.values, dy.values, y.values, dx.values, dw.values, bias.values };
+    void *memory[] = { x.tensor.data,  w.tensor.data,    dy.tensor.data,    y.tensor.data,
+                       dx.tensor.data, dw.tensor.data,   weight.data,       saved.data,
+                       grad.data,      bias.tensor.data, dbias.tensor.data, call.workspace };
+    void *values[] = { x.values,  w.values,  dy.values,   y.values,
+                       dx.values, dw.values, bias.values, dbias.values };
     for (size_t i = 0; i < sizeof(memory) / sizeof(memory[0]); ++i)
         fp8_memory_free(context, memory[i]);
     for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); ++i)

@@ -1,6 +1,6 @@
 /*
- * consumer.c - both libraries from one program: a layer is described at run time, a bundle made of it
- * and opened again. No file of the fp8gen source tree is needed, only an installed package.
+ * consumer.c - both libraries from one program: a layer is described at run time, a bundle is made
+ * of it and opened again. No file of the fp8gen source tree is needed, only an installed package.
  *
  *     consumer [FOLDER]      the bundle is written to FOLDER (default: consumer_bundle)
  *

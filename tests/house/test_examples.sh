@@ -18,6 +18,14 @@ case_of "embed: any number of tokens"
 run "$embed" "$T/bundle" qkv 1
 expect_code 0
 
+case_of "embed: a layer with a bias, odd dims and fp32 tensors"
+run fp8gen build specs/debug_vocab2556.lua --arch none -o "$T/odd"
+run "$embed" "$T/odd" up 33
+expect_code 0
+expect_out_has dbias
+run "$embed" "$T/odd" head 33
+expect_code 0
+
 case_of "embed: a layer that is not there"
 run "$embed" "$T/bundle" nosuch
 expect_code 1
