@@ -11,7 +11,7 @@ help:
 	@echo 'make bench     run the benchmarks of tests/bench on the GPU'
 	@echo 'make all       build the libraries, the program, the examples and the tests'
 	@echo 'make install   install into PREFIX (default /usr/local)'
-	@echo 'make golden    rewrite the golden files and the README's field list from what the program prints now'
+	@echo 'make golden    rewrite the golden files and the README's outputs from what the program prints now'
 	@echo 'make format    lay out the sources with clang-format 14'
 	@echo 'make clean     remove the build folder'
 	@echo
@@ -41,6 +41,7 @@ golden:
 	@tools/build.sh all
 	@tests/golden/update.sh
 	@FP8_TEST_UPDATE=1 $(BUILD)/tests/house_readme
+	@FP8_TEST_UPDATE=1 FP8GEN=$(abspath $(BUILD))/bin/fp8gen bash tests/house/test_readme_commands.sh
 
 format:
 	@tools/format.sh

@@ -5,7 +5,7 @@
  *     example_embed llama3_8b qkv [tokens]
  *
  * Runs on GPU 0 if there is one that the bundle has kernels for, else on the host: the calls are
- * the same. What is worth seeing is in run(): the weight is quantised once per optimizer step, fprop
+ * fills `saved`, backward reads it and leaves dx, dw and dbias. All of it lies in buffers that the
  * fills `saved`, backward reads it and leaves dx, dw and dbias. All of it lives in buffers that the
  * caller sized with fp8_layer_bytes, so that nothing is allocated while training.
  */

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Every `$ fp8gen ...` in a console block of README.md runs, in order, in one folder. Where the block is
-# not marked as depending on the machine, it prints exactly what the README shows.
+# Every command in a console block of README.md runs, in order, in one folder, and prints exactly what
+# the README shows. FP8_TEST_UPDATE=1 writes there what it prints now (make golden).
 #
-# Before a block, an HTML comment may say: <!-- run: exit N --> (the code of its last command; 0 without),
-# <!-- run: output differs --> (times, devices, paths), <!-- run: skip --> (not for a test machine).
+# Before a block, a comment may say: <!-- run: exit N --> (the commands' exit code; 0 without),
+# <!-- run: output differs --> (times, devices: not compared, not rewritten), <!-- run: needs NVRTC -->
+# (left out where that is not found).
 . tests/cli/harness.sh
 for name in specs templates examples; do ln -s "$PWD/$name" "$T/$name"; done
-mkdir "$T/bin"
+mkdir "$T/bin" "$T/blocks"
 ln -s "$FP8GEN" "$T/bin/fp8gen"
 PATH=$T/bin:$PATH
 export CUDA_VISIBLE_DEVICES=
 
-# One file for each command: its line, then the output shown; named by number, mode and exit code.
+# One set of files for each command: NNN.command, NNN.mode, NNN.shown.
 awk -v folder="$T/blocks" '
-    BEGIN { system("mkdir -p " folder) }
     /^<!-- run: / { mode = $0; sub(/^<!-- run: /, "", mode); sub(/ -->$/, "", mode); next }
     /^```console/ { inside = 1; next }
     /^```/ { inside = 0; mode = ""; file = ""; next }
@@ -27,18 +27,38 @@ awk -v folder="$T/blocks" '
     inside && file { print > (file ".shown") }
 ' README.md
 
+has_nvrtc=1
+fp8gen doctor 2>/dev/null | grep -q '^NVRTC  *not found' && has_nvrtc=0
 for command in "$T"/blocks/*.command; do
     block=${command%.command}
     line=$(cat "$command") mode=$(cat "$block.mode")
-    case $line in fp8gen*) ;; *) continue ;; esac
-    case $mode in *skip*) continue ;; esac
     case_of "$line"
-    run bash -c "cd '$T' && $line 2>&1"
+    case $mode in *NVRTC*) [ $has_nvrtc = 1 ] || { skip_case "no NVRTC"; continue; } ;; esac
+    run bash -c "cd '$T' && { $line; } 2>&1"
     expected=0
     [[ $mode =~ exit\ ([0-9]) ]] && expected=${BASH_REMATCH[1]}
     expect_code "$expected"
-    case $mode in *differs*) ;; *) expect_out "$(cat "$block.shown")" ;; esac
+    case $mode in *differs*) continue ;; esac
+    if [ -n "${FP8_TEST_UPDATE:-}" ]; then
+        cp "$out" "$block.new"
+    else
+        expect_out "$(cat "$block.shown")"
+    fi
 done
+
+if [ -n "${FP8_TEST_UPDATE:-}" ]; then
+    awk -v folder="$T/blocks" '
+        /^```/ { inside = /^```console/; skipping = 0 }
+        inside && /^\$ / {
+            print
+            file = sprintf("%s/%03d.new", folder, ++count)
+            skipping = system("test -e " file) == 0
+            if (skipping) while ((getline line < file) > 0) print line
+            next
+        }
+        !skipping { print }
+    ' README.md >"$T/README.md" && cp "$T/README.md" README.md
+fi
 
 case_of "the README's environment table is the program's"
 run fp8gen help
