@@ -1,0 +1,37 @@
+/*
+ * rig.h - what the tests with NVRTC share: skipping with the true reason, scratch folders, sessions.
+ */
+#ifndef TESTS_NVRTC_RIG_H
+#define TESTS_NVRTC_RIG_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "gen/internal.h"
+
+enum { RIG_PATH = 512 };
+
+/* 0 if NVRTC is there. Else prints why not and gives the exit code of a skipped test, or of a failed
+ * one where FP8_TEST_REQUIRE names nvrtc. */
+int rig_nvrtc_missing(void);
+
+/* A folder of its own for a test, removed with all that is in it by rig_remove. */
+void rig_scratch(char path[RIG_PATH]);
+void rig_remove(const char *path);
+
+/* A session with this spec; fails the test if the spec is wrong. template_dir may be NULL. */
+struct fp8gen *rig_open(const char *spec, const char *template_dir);
+
+/* The built-in templates as files. */
+void rig_copy_templates(const char *folder);
+
+/* Whole files; the text is malloc'ed and ends in NUL. NULL if the file is not there. */
+char *rig_read(const char *path, size_t *size);
+void rig_write(const char *path, const char *text);
+
+/* A spec whose kernels are all that the planner can ask for. */
+extern const char rig_every_variant[];
+/* A spec of one small layer. */
+extern const char rig_small[];
+
+#endif
