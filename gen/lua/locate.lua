@@ -8,7 +8,7 @@
 -- most 1 MiB.
 --
 --   locate.new(text) -> index;  index:entry(path, name, line) -> entry | nil
---   index:fields(entry) -> list of { key, key_at = span, value_at = span, open = token }
+--   index:fields(entry) -> list of { key, key_at = span, value_at = span }
 --   A span is a pair of token numbers; index:place(first, last) -> line, column, length.
 
 local locate = {}

@@ -33,8 +33,8 @@ function report.quoted(text)
 end
 
 function report.new(source)
-    return setmetatable({ source = source, list = {}, by_key = {}, at = {}, more = 0 },
-        meta)
+    return setmetatable({ source = source, list = {}, by_key = {}, at = {}, items = {},
+        more = 0 }, meta)
 end
 
 function methods:full()
@@ -201,14 +201,18 @@ function methods:unnamed(entry, problem)
     at_head(self, entry, problem)
 end
 
--- The n-th value of the list that a field holds.
+-- The n-th value of the list that a field of the model holds.
 function methods:item(entry, key, n, problem)
-    local list = located(self, { parent = entry, key = key })
-    local values = {}
-    for _, field in ipairs(list and self:index():fields(list) or {}) do
-        if field.key == nil then
-            values[#values + 1] = field
+    local values = self.items[key]
+    if not values then
+        local list = located(self, { parent = entry, key = key })
+        values = {}
+        for _, field in ipairs(list and self:index():fields(list) or {}) do
+            if field.key == nil then
+                values[#values + 1] = field
+            end
         end
+        self.items[key] = values
     end
     if values[n] then
         add(self, values[n].value_at, nil, problem)
