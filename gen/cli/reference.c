@@ -111,6 +111,40 @@ struct scan {
     atomic_llong nonfinite;
 };
 
+/* Both loops are free of branches, so that they run at the speed of memory. */
+static uint32_t scan_bf16(const uint16_t *row, int64_t cols, int64_t *nonfinite)
+{
+    uint16_t amax = 0;
+    int64_t bad = 0;
+    for (int64_t start = 0; start < cols; start += 4096) { /* short counts stay in 16 bits */
+        uint16_t count = 0;
+        int64_t end = start + 4096 < cols ? start + 4096 : cols;
+        for (int64_t j = start; j < end; j++) {
+            uint16_t bits = row[j] & 0x7fff;
+            uint16_t finite = bits < 0x7f80 ? bits : 0;
+            count += bits >= 0x7f80;
+            amax = finite > amax ? finite : amax;
+        }
+        bad += count;
+    }
+    *nonfinite += bad;
+    return (uint32_t)amax << 16;
+}
+
+static uint32_t scan_fp32(const float *row, int64_t cols, int64_t *nonfinite)
+{
+    uint32_t amax = 0;
+    int64_t bad = 0;
+    for (int64_t j = 0; j < cols; j++) {
+        uint32_t bits = to_bits(row[j]) & 0x7fffffff;
+        uint32_t finite = bits < 0x7f800000 ? bits : 0;
+        bad += bits >= 0x7f800000;
+        amax = finite > amax ? finite : amax;
+    }
+    *nonfinite += bad;
+    return amax;
+}
+
 static void scan_rows(void *user, int64_t index)
 {
     struct scan *scan = user;
@@ -118,12 +152,11 @@ static void scan_rows(void *user, int64_t index)
     int64_t first = index * ROWS_PER_STEP, end = first + ROWS_PER_STEP, nonfinite = 0;
     uint32_t amax = 0;
     for (int64_t i = first; i < end && i < t->rows; i++) {
-        for (int64_t j = 0; j < t->cols; j++) {
-            uint32_t bits = to_bits(load(t->data, t->dtype, i * ld_of(t) + j)) & 0x7fffffff;
-            bool finite = bits < 0x7f800000;
-            nonfinite += !finite;
-            amax = finite && bits > amax ? bits : amax;
-        }
+        int64_t at = i * ld_of(t);
+        uint32_t row = t->dtype == FP8_DTYPE_BF16
+                           ? scan_bf16((const uint16_t *)t->data + at, t->cols, &nonfinite)
+                           : scan_fp32((const float *)t->data + at, t->cols, &nonfinite);
+        amax = row > amax ? row : amax;
     }
     unsigned seen = atomic_load(&scan->amax_bits);
     while (seen < amax && !atomic_compare_exchange_weak(&scan->amax_bits, &seen, amax))
@@ -165,51 +198,74 @@ struct ref_scales ref_make_scales(const fp8_tensor *source, fp8_dtype format, bo
 struct comparison {
     const fp8_tensor *source;
     fp8_operand_view view;
+    int64_t row_rows, transposed_rows; /* lines of the copies, with their pads */
     float scale;
     fp8_dtype format;
     uint8_t codes[65536]; /* of every bf16 value */
     atomic_llong wrong;
 };
 
-static uint8_t expected(const struct comparison *c, int64_t i, int64_t j)
-{
-    const fp8_tensor *t = c->source;
-    if (i >= t->rows || j >= t->cols)
-        return 0;
-    int64_t at = i * ld_of(t) + j;
-    if (t->dtype == FP8_DTYPE_BF16)
-        return c->codes[((const uint16_t *)t->data)[at]];
-    return ref_encode(((const float *)t->data)[at], c->scale, c->format);
-}
-
 static int64_t round_up(int64_t value, int64_t step)
 {
     return (value + step - 1) / step * step;
 }
 
-static void compare_rows(void *user, int64_t index)
+/* What both copies must hold for 64 x 64 elements from (i0, j0); zero outside the source. */
+static void make_tile(const struct comparison *c, int64_t i0, int64_t j0, uint8_t tile[64][64])
 {
-    struct comparison *c = user;
-    int64_t rows = round_up(c->source->rows, 16), wrong = 0;
-    int64_t first = index * ROWS_PER_STEP, end = first + ROWS_PER_STEP;
-    for (int64_t i = first; i < end && i < rows; i++)
-        for (int64_t j = 0; j < c->view.row_ld; j++)
-            wrong += c->view.row[i * c->view.row_ld + j] != expected(c, i, j);
-    atomic_fetch_add(&c->wrong, wrong);
+    const fp8_tensor *t = c->source;
+    memset(tile, 0, 64 * 64);
+    for (int64_t i = i0; i < i0 + 64 && i < t->rows; i++) {
+        int64_t at = i * ld_of(t), end = j0 + 64 < t->cols ? j0 + 64 : t->cols;
+        const uint16_t *bf16 = (const uint16_t *)t->data + at;
+        const float *fp32 = (const float *)t->data + at;
+        for (int64_t j = j0; j < end; j++)
+            tile[i - i0][j - j0] = t->dtype == FP8_DTYPE_BF16
+                                       ? c->codes[bf16[j]]
+                                       : ref_encode(fp32[j], c->scale, c->format);
+    }
 }
 
-/* One step is a strip of 64 source rows: their columns in blocks, so that both sides stay in cache. */
-static void compare_transposed(void *user, int64_t index)
+/* Differences of a copy's lines first..first+count from the tile's. */
+static int64_t compare_tile(const uint8_t *copy, int64_t ld, const uint8_t tile[64][64],
+                            int64_t count, int64_t length)
+{
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (memcmp(copy + i * ld, tile[i], (size_t)length) == 0)
+            continue;
+        for (int64_t j = 0; j < length; j++)
+            wrong += copy[i * ld + j] != tile[i][j];
+    }
+    return wrong;
+}
+
+static int64_t clamp64(int64_t value)
+{
+    return value < 0 ? 0 : value < 64 ? value : 64;
+}
+
+/* One strip of 64 source rows in both copies, tile by tile, so that all sides stay in cache. */
+static void compare_strip(void *user, int64_t index)
 {
     struct comparison *c = user;
-    int64_t cols = round_up(c->source->cols, 16), ld = c->view.transposed_ld, wrong = 0;
-    int64_t first = index * ROWS_PER_STEP, end = first + ROWS_PER_STEP;
-    if (end > ld)
-        end = ld;
-    for (int64_t block = 0; block < cols; block += 64)
-        for (int64_t i = first; i < end; i++)
-            for (int64_t j = block; j < block + 64 && j < cols; j++)
-                wrong += c->view.transposed[j * ld + i] != expected(c, i, j);
+    uint8_t tile[64][64], turned[64][64];
+    int64_t i0 = index * 64, wrong = 0, rows = c->row_rows, cols = c->transposed_rows;
+    int64_t width = c->view.row_ld > cols ? c->view.row_ld : cols;
+    for (int64_t j0 = 0; j0 < width; j0 += 64) {
+        make_tile(c, i0, j0, tile);
+        if (c->view.row)
+            wrong += compare_tile(c->view.row + i0 * c->view.row_ld + j0, c->view.row_ld, tile,
+                                  clamp64(rows - i0), clamp64(c->view.row_ld - j0));
+        if (!c->view.transposed)
+            continue;
+        for (int i = 0; i < 64; i++)
+            for (int j = 0; j < 64; j++)
+                turned[j][i] = tile[i][j];
+        wrong += compare_tile(c->view.transposed + j0 * c->view.transposed_ld + i0,
+                              c->view.transposed_ld, turned, clamp64(cols - j0),
+                              clamp64(c->view.transposed_ld - i0));
+    }
     atomic_fetch_add(&c->wrong, wrong);
 }
 
@@ -224,12 +280,10 @@ int64_t ref_count_wrong_bytes(const fp8_tensor *source, const fp8_operand *opera
     c->format = operand->dtype;
     for (uint32_t i = 0; i < 65536; i++)
         c->codes[i] = ref_encode(from_bits(i << 16), scale, c->format);
-    if (c->view.row)
-        cli_parallel((round_up(source->rows, 16) + ROWS_PER_STEP - 1) / ROWS_PER_STEP, compare_rows,
-                     c);
-    if (c->view.transposed)
-        cli_parallel((c->view.transposed_ld + ROWS_PER_STEP - 1) / ROWS_PER_STEP,
-                     compare_transposed, c);
+    c->row_rows = c->view.row ? round_up(source->rows, 16) : 0;
+    c->transposed_rows = c->view.transposed ? round_up(source->cols, 16) : 0;
+    int64_t height = c->view.transposed_ld > c->row_rows ? c->view.transposed_ld : c->row_rows;
+    cli_parallel((height + 63) / 64, compare_strip, c);
     wrong = c->wrong;
 done:
     free(c);
@@ -270,19 +324,32 @@ struct gathering {
     float *out;
 };
 
-static void gather_vector(void *user, int64_t s)
+static bool is_fp8(fp8_dtype dtype)
+{
+    return dtype == FP8_DTYPE_E4M3 || dtype == FP8_DTYPE_E5M2;
+}
+
+static void gather_row(void *user, int64_t s)
 {
     const struct gathering *g = user;
-    int64_t i = g->sample->index[s], ld = g->source->ld;
+    int64_t first = g->sample->index[s] * g->source->ld;
     float *out = g->out + s * g->depth, decoded[256];
-    bool is_fp8 = g->source->dtype == FP8_DTYPE_E4M3 || g->source->dtype == FP8_DTYPE_E5M2;
-    for (int code = 0; is_fp8 && code < 256; code++)
+    for (int code = 0; is_fp8(g->source->dtype) && code < 256; code++)
         decoded[code] = ref_decode((uint8_t)code, g->source->dtype);
-    for (int64_t k = 0; k < g->depth; k++) {
-        int64_t at = g->source->by_column ? k * ld + i : i * ld + k;
-        out[k] = is_fp8 ? decoded[((const uint8_t *)g->source->data)[at]]
-                        : load(g->source->data, g->source->dtype, at);
-    }
+    for (int64_t k = 0; k < g->depth; k++)
+        out[k] = is_fp8(g->source->dtype) ? decoded[((const uint8_t *)g->source->data)[first + k]]
+                                          : load(g->source->data, g->source->dtype, first + k);
+}
+
+/* Columns are gathered for 16 rows at a time: a row's samples share its cache lines. */
+static void gather_columns(void *user, int64_t block)
+{
+    const struct gathering *g = user;
+    int64_t first = block * 16, end = first + 16 < g->depth ? first + 16 : g->depth;
+    for (int64_t s = 0; s < g->sample->count; s++)
+        for (int64_t k = first; k < end; k++)
+            g->out[s * g->depth + k] =
+                load(g->source->data, g->source->dtype, k * g->source->ld + g->sample->index[s]);
 }
 
 static float *gather_vectors(const struct ref_source *source, const struct ref_sample *sample,
@@ -290,8 +357,10 @@ static float *gather_vectors(const struct ref_source *source, const struct ref_s
 {
     float *out = calloc((size_t)(sample->count + 1), sizeof *out * (size_t)(depth + 1));
     struct gathering g = { source, sample, depth, out };
-    if (out)
-        cli_parallel(sample->count, gather_vector, &g);
+    if (out && source->by_column)
+        cli_parallel((depth + 15) / 16, gather_columns, &g);
+    else if (out)
+        cli_parallel(sample->count, gather_row, &g);
     return out;
 }
 

@@ -69,7 +69,7 @@ static int allocate(struct run_layer *run)
         int code = buffer_bytes(run, b, &bytes);
         if (!code)
             code = cli_buffer_create(run->device, bytes, b != RUN_WORKSPACE, buffer);
-        if (!code)
+        if (!code && b == RUN_X_QUANTIZED) /* the others are filled before their pass */
             code = cli_buffer_fill(run->device, buffer, 0xff);
         if (code) {
             cli_note("layer '%s' with %lld tokens: no memory for %s (%zu bytes)", run->info.name,
