@@ -2,7 +2,7 @@
 # FP8GEN_CUDA_VERSION. FindCUDAToolkit wants nvcc; the headers are all that is needed here.
 # Searched: FP8GEN_CUDA_INCLUDE_DIR, CUDAToolkit_ROOT, CUDA_HOME, CUDA_PATH, the toolkit of an nvcc on
 # PATH, /usr/local/cuda, /usr/local/cuda-*, /opt/cuda, then the system's include folders.
-set(FP8GEN_CUDA_MINIMUM 12.0)
+set(FP8GEN_CUDA_MINIMUM 12.1)
 
 find_program(FP8GEN_NVCC nvcc)
 mark_as_advanced(FP8GEN_NVCC)
