@@ -180,6 +180,7 @@ struct rig_case {
     size_t workspace_shift;
     bool accumulate;   /* dw and dbias, which begin with what the seed gives */
     bool one_backward; /* fp8_layer_backward instead of three calls */
+    bool level;        /* plain normal data: all rows and columns of one size */
     bool centred;      /* data are zero-mean (default); else their mean is their sigma */
     uint64_t version;  /* of the weight */
 
@@ -187,6 +188,7 @@ struct rig_case {
     struct rig_tensor tensor[RIG_TENSORS];
     struct rig_operand saved, weight, grad;
     struct rig_scratch workspace;
+    double error[3];                    /* of y, dx and dw, by rig_case_check */
     unsigned char *before[RIG_TENSORS]; /* images of dw and dbias when they are accumulated into */
 };
 

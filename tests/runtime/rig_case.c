@@ -64,10 +64,11 @@ void rig_case_make(struct rig_case *c)
         rig_tensor_make(&c->tensor[i], names[i], s.dtype, s.rows, s.cols, c->gap[i], c->offset[i],
                         c->poison);
     }
-    fill(&c->tensor[RIG_X], c->seed * 8 + 0, c->centred, 8, 1);
-    fill(&c->tensor[RIG_W], c->seed * 8 + 1, c->centred, 5, 2);
+    int one = c->level;
+    fill(&c->tensor[RIG_X], c->seed * 8 + 0, c->centred, one ? 1 : 8, 1);
+    fill(&c->tensor[RIG_W], c->seed * 8 + 1, c->centred, one ? 1 : 5, one ? 1 : 2);
     fill(&c->tensor[RIG_BIAS], c->seed * 8 + 2, true, 1, 1);
-    fill(&c->tensor[RIG_DY], c->seed * 8 + 3, c->centred, 3, 4);
+    fill(&c->tensor[RIG_DY], c->seed * 8 + 3, c->centred, one ? 1 : 3, one ? 1 : 4);
     if (c->accumulate) {
         fill(&c->tensor[RIG_DW], c->seed * 8 + 4, true, 1, 1);
         fill(&c->tensor[RIG_DBIAS], c->seed * 8 + 5, true, 1, 1);
@@ -227,9 +228,9 @@ static void check_products(struct rig_case *c, const struct rig_quantized *x,
         .fast = spec->wgrad_fast,
         .centred = c->centred,
     };
-    rig_check_product(&fprop);
-    rig_check_product(&dgrad);
-    rig_check_product(&wgrad);
+    c->error[0] = rig_check_product(&fprop);
+    c->error[1] = rig_check_product(&dgrad);
+    c->error[2] = rig_check_product(&wgrad);
 }
 
 void rig_case_check(struct rig_case *c)

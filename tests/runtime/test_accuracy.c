@@ -1,0 +1,185 @@
+/*
+ * test_accuracy.c - how far results may be from float64: against the dequantised operands at growing K, and
+ * against the original tensors in decibels.
+ */
+#include <math.h>
+
+#include "tests/runtime/rig.h"
+
+/* ---- against the dequantised operands ---- */
+
+static const int64_t depths[] = { 128, 512, 4096, 16384, 65536 };
+enum { DEPTHS = sizeof depths / sizeof depths[0] };
+
+struct mode {
+    const char *name;
+    bool split, fp32;
+};
+
+static const struct mode modes[] = {
+    { "fast, bf16", false, false },
+    { "fast, fp32", false, true },
+    { "split, bf16", true, false },
+    { "split, fp32", true, true },
+};
+
+/* The depth is K in fprop, N in dgrad, M in wgrad: each pass is met with each depth. */
+static struct rig_spec spec_of(const struct mode *mode, int64_t out_features, int64_t in_features,
+                               int64_t tokens)
+{
+    fp8_dtype dtype = mode->fp32 ? FP8_DTYPE_FP32 : FP8_DTYPE_BF16;
+    return (struct rig_spec){
+        .out_features = out_features,
+        .in_features = in_features,
+        .max_tokens = tokens,
+        .output = dtype,
+        .grad_input = dtype,
+        .grad_weight = dtype,
+        .fprop_split = mode->split,
+        .dgrad_fast = !mode->split,
+        .wgrad_fast = !mode->split,
+    };
+}
+
+/* Three shapes a depth; sides of 64 keep the samples above 2,000 elements. */
+static void error_does_not_grow_with_depth(void **state)
+{
+    (void)state;
+    int count = rig.cuda ? DEPTHS : 3;
+    if (!rig.cuda)
+        print_message("on the host depths end at 4096: its sums are in float64 at any depth\n");
+    for (int m = 0; m < 4; m++) {
+        struct rig_spec specs[3 * DEPTHS];
+        struct rig_layers layers;
+        for (int d = 0; d < count; d++) {
+            specs[3 * d] = spec_of(&modes[m], 64, depths[d], 64);
+            specs[3 * d + 1] = spec_of(&modes[m], depths[d], 64, 64);
+            specs[3 * d + 2] = spec_of(&modes[m], 64, 64, depths[d]);
+        }
+        rig_layers_open(&layers, specs, 3 * count);
+        for (int d = 0; d < count; d++) {
+            double error[2][3];
+            for (int i = 0; i < 6; i++) {
+                struct rig_case c;
+                const struct rig_layer *layer = &layers.layer[3 * d + i % 3];
+                rig_case_init(&c, layer, layer->info.max_tokens, 1000 + (uint64_t)i);
+                c.level = true;
+                c.centred = i < 3;
+                rig_case_make(&c);
+                rig_case_run(&c);
+                rig_case_check(&c);
+                error[i / 3][i % 3] = c.error[i % 3];
+                rig_case_free(&c);
+            }
+            print_message(
+                "%-11s depth %5lld: fprop %.1e (%.1e)  dgrad %.1e (%.1e)  wgrad %.1e (%.1e)\n",
+                modes[m].name, (long long)depths[d], error[0][0], error[1][0], error[0][1],
+                error[1][1], error[0][2], error[1][2]);
+        }
+        rig_layers_close(&layers);
+    }
+}
+
+/* ---- against the original tensors ---- */
+
+/* Rows of a (i) times rows of b (j) over `depth`, elements through strides. */
+struct view {
+    const struct rig_tensor *tensor;
+    bool transposed;
+};
+
+static double element(const struct view *view, int64_t i, int64_t k)
+{
+    return (double)(view->transposed ? rig_get(view->tensor, k, i) : rig_get(view->tensor, i, k));
+}
+
+/* Signal to noise ratio over 10,000 sampled outputs, in dB. */
+static double sqnr(const struct rig_tensor *out, struct view a, struct view b, int64_t depth)
+{
+    double signal = 0, noise = 0;
+    uint64_t seed = 5;
+    for (int n = 0; n < 10000; n++) {
+        int64_t i = rig_below(&seed, out->t.rows), j = rig_below(&seed, out->t.cols);
+        double want = 0;
+        for (int64_t k = 0; k < depth; k++)
+            want += element(&a, i, k) * element(&b, j, k);
+        double error = (double)rig_get(out, i, j) - want;
+        signal += want * want;
+        noise += error * error;
+    }
+    return 10 * log10(signal / noise);
+}
+
+struct decibels {
+    double y, dx, dw;
+};
+
+/* Column j of x times `outlier`, column j of w divided by it. */
+static struct decibels measure(const struct rig_layer *layer, float outlier)
+{
+    struct rig_case c;
+    int64_t m = layer->info.max_tokens, n = layer->info.out_features, k = layer->info.in_features;
+    rig_case_init(&c, layer, m, 77);
+    c.level = true;
+    rig_case_make(&c);
+    for (int64_t i = 0; i < m && outlier != 1.0f; i++)
+        rig_set(&c.tensor[RIG_X], i, 5, rig_get(&c.tensor[RIG_X], i, 5) * outlier);
+    for (int64_t i = 0; i < n && outlier != 1.0f; i++)
+        rig_set(&c.tensor[RIG_W], i, 5, rig_get(&c.tensor[RIG_W], i, 5) / outlier);
+    rig_case_run(&c);
+    rig_case_check(&c);
+    const struct view x = { &c.tensor[RIG_X], false }, w = { &c.tensor[RIG_W], false };
+    const struct view dy = { &c.tensor[RIG_DY], false }, xt = { &c.tensor[RIG_X], true };
+    const struct view wt = { &c.tensor[RIG_W], true }, dyt = { &c.tensor[RIG_DY], true };
+    struct decibels db = {
+        .y = sqnr(&c.tensor[RIG_Y], x, w, k),
+        .dx = sqnr(&c.tensor[RIG_DX], dy, wt, n),
+        .dw = sqnr(&c.tensor[RIG_DW], dyt, xt, m),
+    };
+    rig_case_free(&c);
+    return db;
+}
+
+static void quantisation_costs_the_decibels_of_its_format(void **state)
+{
+    (void)state;
+    struct rig_spec specs[] = {
+        { .out_features = 512, .in_features = 640, .max_tokens = 384 },
+        { .out_features = 512, .in_features = 640, .max_tokens = 384, .e4m3 = true },
+        { .out_features = 512,
+          .in_features = 640,
+          .max_tokens = 384,
+          .e4m3 = true,
+          .power_of_two = true },
+    };
+    struct rig_layers layers;
+    rig_layers_open(&layers, specs, 3);
+    for (int i = 0; i < 3; i++) {
+        struct decibels db = measure(&layers.layer[i], 1.0f);
+        print_message("%s%s: y %.2f dB, dx %.2f dB, dw %.2f dB\n",
+                      specs[i].e4m3 ? "e4m3" : "hybrid",
+                      specs[i].power_of_two ? ", power of two" : "", db.y, db.dx, db.dw);
+        assert_true(db.y >= 28);
+        assert_true(db.dx >= (specs[i].e4m3 ? 28 : 24));
+        assert_true(db.dw >= (specs[i].e4m3 ? 28 : 24));
+    }
+    static const struct {
+        float factor;
+        double decibels;
+    } outliers[] = { { 100.0f, 28.5 }, { 1e4f, 25 }, { 1e5f, 6 } };
+    for (int i = 0; i < 3; i++) {
+        struct decibels db = measure(&layers.layer[0], outliers[i].factor);
+        print_message("one column of x times %g: y %.2f dB\n", (double)outliers[i].factor, db.y);
+        assert_true(fabs(db.y - outliers[i].decibels) <= 1.5);
+    }
+    rig_layers_close(&layers);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(error_does_not_grow_with_depth),
+        cmocka_unit_test(quantisation_costs_the_decibels_of_its_format),
+    };
+    return RIG_RUN(tests);
+}
