@@ -24,7 +24,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GEN_VERSION "0.1.0"
 #define GEN_PRINTF(f, a) __attribute__((format(printf, f, a)))
 
 /* ---- heap (buf.c) ---------------------------------------------------------------------------- */

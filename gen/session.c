@@ -18,7 +18,7 @@ enum { SPEC_BYTES_MAX = 1 << 20 };
 
 const char *fp8gen_version(void)
 {
-    return GEN_VERSION;
+    return FP8GEN_VERSION_STRING; /* the build takes it from runtime/fp8.h */
 }
 
 fp8gen_status fp8gen_open(const fp8gen_options *options, fp8gen **result)

@@ -4,6 +4,7 @@
  * What wrong specs are answered with is tests/bad_specs' subject; here is what right ones mean.
  */
 #include "gen/internal.h"
+#include "runtime/fp8.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -308,7 +309,7 @@ static void test_session(void **state)
     options.size = 4;
     assert_int_equal(fp8gen_open(&options, &gen), FP8GEN_ERR_ARGUMENT);
     assert_null(gen);
-    assert_string_equal(fp8gen_version(), GEN_VERSION);
+    assert_string_equal(fp8gen_version(), FP8_VERSION_STRING);
 
     gen = open_session();
     assert_string_equal(fp8gen_diagnostics(gen), "");
