@@ -7,7 +7,8 @@
  *
  *   clang -std=c11 -D_GNU_SOURCE -DFP8_LIBFUZZER -g -O1 -fsanitize=fuzzer,address,undefined -I. \
  *     -DFP8GEN_VERSION_STRING='"0"' $(pkg-config --cflags lua5.4 libxxhash) \
- *     tests/fuzz/spec_target.c gen/buf.c gen/diag.c gen/files.c gen/script.c gen/session.c build/embedded.c $(pkg-config --libs lua5.4) \
+ *     tests/fuzz/spec_target.c gen/buf.c gen/diag.c gen/files.c gen/script.c gen/session.c \
+ *     build/embedded.c $(pkg-config --libs lua5.4) \
  *     -o build/fuzz_spec
  *   mkdir -p build/spec_corpus
  *   build/fuzz_spec -max_len=4096 -dict=tests/fuzz/spec.dict build/spec_corpus \
