@@ -8,6 +8,7 @@
 
 #include <ftw.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 #include "gen/fp8gen.h"
@@ -48,10 +49,30 @@ int rig_main(const char *name, const struct CMUnitTest *tests, size_t count)
     RIG_OK(fp8_stream_create(rig.context, &rig.stream));
     printf("device: %s\n", rig.info.name);
     int failed = _cmocka_run_group_tests(name, tests, count, NULL, NULL);
-    fp8_memory_free(rig.context, kept_memory);
+    rig_release_kept();
     fp8_stream_destroy(rig.context, rig.stream);
     fp8_context_destroy(rig.context);
     return failed;
+}
+
+static _Thread_local bool in_thread;
+static atomic_int thread_failures;
+
+void rig_thread_begin(void)
+{
+    in_thread = true;
+}
+
+int rig_thread_failures(void)
+{
+    return atomic_exchange(&thread_failures, 0);
+}
+
+static void failed_at(const char *file, int line)
+{
+    if (!in_thread)
+        _fail(file, line);
+    atomic_fetch_add(&thread_failures, 1);
 }
 
 void rig_expect(fp8_status got, fp8_status want, const char *call, const char *file, int line)
@@ -60,11 +81,11 @@ void rig_expect(fp8_status got, fp8_status want, const char *call, const char *f
     if (got != want) {
         print_error("%s: %s (%s), expected %s\n", call, fp8_status_name(got),
                     got == FP8_OK ? "" : sentence, fp8_status_name(want));
-        _fail(file, line);
+        failed_at(file, line);
     }
     if (want != FP8_OK && sentence[0] == 0) {
         print_error("%s: refused without a sentence\n", call);
-        _fail(file, line);
+        failed_at(file, line);
     }
 }
 
@@ -205,6 +226,13 @@ void rig_scratch_free(struct rig_scratch *scratch)
         fp8_memory_free(rig.context, scratch->memory);
     }
     memset(scratch, 0, sizeof *scratch);
+}
+
+void rig_release_kept(void)
+{
+    fp8_memory_free(rig.context, kept_memory);
+    kept_memory = NULL;
+    kept_capacity = 0;
 }
 
 void rig_tensor_make(struct rig_tensor *tensor, const char *name, fp8_dtype dtype, int64_t rows,

@@ -50,6 +50,11 @@ void rig_expect(fp8_status got, fp8_status want, const char *call, const char *f
 /* The sentence of the last refusal holds `part`. */
 void rig_expect_sentence(const char *part);
 
+/* In a thread of its own a failure cannot end the test: it is printed and counted, and the test asserts
+ * at the end that there was none. */
+void rig_thread_begin(void);
+int rig_thread_failures(void); /* since the last call */
+
 /* Cuts a size on the host, where a full one takes too long, and says so once per call site's name. */
 int64_t rig_cut(const char *what, int64_t full, int64_t on_host);
 
@@ -91,6 +96,8 @@ void rig_scratch_make(struct rig_scratch *scratch, size_t bytes, size_t shift, u
 void rig_scratch_poison(struct rig_scratch *scratch, uint8_t poison); /* guards and all */
 void rig_scratch_check(struct rig_scratch *scratch, const char *name);
 void rig_scratch_free(struct rig_scratch *scratch);
+/* Memory of rig.context that the rig kept for the next case. */
+void rig_release_kept(void);
 
 struct rig_tensor {
     fp8_tensor t; /* on the device */
@@ -183,6 +190,7 @@ struct rig_case {
     bool level;        /* plain normal data: all rows and columns of one size */
     bool centred;      /* data are zero-mean (default); else their mean is their sigma */
     uint64_t version;  /* of the weight */
+    fp8_stream stream; /* rig.stream */
 
     /* made */
     struct rig_tensor tensor[RIG_TENSORS];

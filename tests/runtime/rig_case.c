@@ -20,6 +20,7 @@ void rig_case_init(struct rig_case *c, const struct rig_layer *layer, int64_t to
     c->poison = 0xFF;
     c->centred = true;
     c->version = 1;
+    c->stream = rig.stream;
 }
 
 struct shape {
@@ -100,7 +101,7 @@ fp8_call rig_case_call(const struct rig_case *c)
     fp8_call call = FP8_CALL_INIT;
     call.workspace = c->workspace.device;
     call.workspace_bytes = c->workspace.bytes;
-    call.stream = rig.stream;
+    call.stream = c->stream;
     return call;
 }
 
@@ -192,7 +193,7 @@ void rig_case_run(struct rig_case *c)
     rig_case_weight(c);
     rig_case_fprop(c);
     rig_case_backward(c);
-    RIG_OK(fp8_stream_synchronize(rig.context, rig.stream));
+    RIG_OK(fp8_stream_synchronize(rig.context, c->stream));
 }
 
 static void check_products(struct rig_case *c, const struct rig_quantized *x,
