@@ -92,6 +92,7 @@ struct script {
     size_t memory_used;
     size_t memory_limit;
     bool memory_hit;  /* the limit, not the machine, refused the last request */
+    int memory_hits;  /* how often it did so while the spec ran */
     bool running;     /* the spec is being evaluated */
     const char *stop; /* the limit that ended it: "instructions", "time", "memory"; NULL = none */
     int64_t instructions; /* left to the spec */

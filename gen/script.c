@@ -20,6 +20,7 @@
 
 enum {
     HOOK_INSTRUCTIONS = 100, /* between two looks at the clock */
+    MEMORY_HITS_MAX = 8,     /* each makes Lua collect all garbage: a spec at the limit crawls */
     OWN_MEMORY_BYTES = 512 * 1024 * 1024
 };
 
@@ -57,6 +58,7 @@ static void *script_alloc(void *user, void *memory, size_t old_size, size_t new_
     if (new_size > old_size && new_size - old_size > script->memory_limit - script->memory_used) {
         /* A memory error unwinds without a message handler: note the place now. */
         script->memory_hit = true;
+        script->memory_hits++;
         if (script->running)
             script->line = spec_line(script->L);
         return NULL;
@@ -88,6 +90,8 @@ static void count_hook(lua_State *L, lua_Debug *info)
         script->stop = "instructions";
     else if (now_ns() > script->deadline_ns)
         script->stop = "time";
+    else if (script->memory_hits > MEMORY_HITS_MAX)
+        script->stop = "memory";
     if (script->stop != NULL)
         luaL_error(L, "%s", script->stop);
 }
@@ -396,7 +400,9 @@ void script_close(struct fp8gen *gen)
 /* Message handler while the spec runs: the error goes on as it is, its place is kept. */
 static int note_line(lua_State *L)
 {
-    script_session(L)->script.line = spec_line(L);
+    struct script *script = &script_session(L)->script;
+    if (script->stop == NULL || script->memory_hits == 0) /* else script_alloc noted the place */
+        script->line = spec_line(L);
     return 1;
 }
 
@@ -426,6 +432,7 @@ static int run_fenced(lua_State *L, int strings)
     script->deadline_ns = now_ns() + script->limits.wall_ms * 1000000;
     script->memory_limit = script->memory_used + script->limits.memory_bytes;
     script->memory_hit = false;
+    script->memory_hits = 0;
     script->running = true;
     lua_sethook(L, count_hook, LUA_MASKCOUNT, HOOK_INSTRUCTIONS);
     int code = lua_pcall(L, 0, LUA_MULTRET, base);

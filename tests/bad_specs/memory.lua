@@ -1,4 +1,4 @@
-local t = {}
+local t, long = {}, ("x"):rep(1000)
 for i = 1, 1e9 do
-    t[i] = "some text of a layer " .. i
+    t[i] = long .. i
 end
