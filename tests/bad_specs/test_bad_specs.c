@@ -1,8 +1,9 @@
 /*
  * test_bad_specs.c - the words that a wrong spec is answered with.
  *
- * Every tests/bad_specs/<name>.lua must be refused with exactly the text in <name>.txt. After a change
- * of messages, FP8_UPDATE_GOLDEN=1 rewrites the texts; read the difference before it is committed.
+ * Every tests/bad_specs/<name>.lua must be refused with exactly the text in <name>.txt. After a
+ * change of messages, FP8_UPDATE_GOLDEN=1 rewrites the texts; read the difference before it is
+ * committed.
  */
 #include "gen/internal.h"
 
