@@ -63,8 +63,12 @@ int cli_device_open(const char *choice, struct cli_device *device)
         cli_note("running on the host: no usable GPU ('fp8gen doctor' says what is missing)");
         status = create(device, FP8_DEVICE_HOST);
     }
-    if (status)
-        return cli_fp8_failed(status, "opening the device");
+    if (status) {
+        int failed = cli_fp8_failed(status, "opening the device");
+        if (failed == CLI_MACHINE)
+            cli_hint("'fp8gen doctor' says what this machine has and how to get the rest");
+        return failed;
+    }
     device->info.size = sizeof device->info;
     int code = CLI_DONE;
     status = fp8_context_info(device->context, &device->info);

@@ -102,7 +102,7 @@ static void error_cell(struct cli_table *table, const struct run_row *row)
         cli_table_cell(table, CLI_PLAIN, "%s%s", row->bit_equal ? "bit-equal" : "bytes differ",
                        dbias);
     else if (row->error_bound >= 0)
-        cli_table_cell(table, CLI_PLAIN, "%.2e (%.0e)", row->error, row->error_bound);
+        cli_table_cell(table, CLI_PLAIN, "%.2e (%.1e)", row->error, row->error_bound);
     else
         cli_table_cell(table, CLI_PLAIN, "%.2e", row->error);
 }

@@ -1,0 +1,200 @@
+#!/usr/bin/env bash
+# The command line itself: commands, options, help, errors with the nearest word, exit codes, colours, and
+# what happens when the results cannot be written.
+. tests/cli/harness.sh
+spec=specs/debug_vocab2556.lua
+
+case_of "no command"
+run fp8gen
+expect_code 2
+expect_out ''
+expect_err_has "no command was given"
+expect_err_has "fp8gen help"
+
+case_of "an unknown command names the nearest"
+run fp8gen chek x.lua
+expect_code 2
+expect_err_has "unknown command 'chek'"
+expect_err_has "did you mean 'check'?"
+run fp8gen frobnicate
+expect_code 2
+expect_err_has "check, plan, expand, build, run, bench, doctor, help"
+
+case_of "a group of commands needs its second word"
+run fp8gen bench
+expect_code 2
+expect_err_has "'bench' needs one of: layer, quantize, host"
+run fp8gen bench leyer
+expect_code 2
+expect_err_has "did you mean 'bench layer'?"
+
+case_of "--version, before and after a command"
+run fp8gen --version
+expect_code 0
+version=$(cat "$out")
+expect_out_has "fp8gen 0."
+run fp8gen run --version
+expect_code 0
+expect_out "$version"
+
+case_of "help lists every command, option and variable"
+run fp8gen help
+expect_code 0
+expect_err ''
+for word in "check SPEC..." "plan SPEC" "expand SPEC" "build SPEC" "run SPEC" "bench layer" \
+    "bench quantize" "bench host" doctor --color NO_COLOR FP8GEN_TEMPLATE_DIR FP8_LOG \
+    FP8_CUBLASLT_PATH FP8_NVRTC_PATH "exit codes"; do
+    expect_out_has "$word"
+done
+help=$(cat "$out")
+run fp8gen --help
+expect_out "$help"
+
+case_of "every command has a page, the same three ways"
+for command in check plan expand build run "bench layer" "bench quantize" "bench host" doctor; do
+    # shellcheck disable=SC2086
+    run fp8gen help $command
+    expect_code 0
+    expect_out_has "usage: fp8gen $command"
+    page=$(cat "$out")
+    # shellcheck disable=SC2086
+    run fp8gen $command --help
+    expect_code 0
+    expect_out "$page"
+    # shellcheck disable=SC2086
+    run fp8gen $command -h
+    expect_out "$page"
+done
+run fp8gen help bench
+expect_out_has "usage: fp8gen bench host"
+run fp8gen help nonsense
+expect_code 2
+
+case_of "an unknown option names the nearest"
+run fp8gen run --tokns 3 $spec
+expect_code 2
+expect_err_has "unknown option '--tokns' for 'run'"
+expect_err_has "did you mean '--tokens'?"
+run fp8gen check --frobnicate $spec
+expect_code 2
+expect_err_has "fp8gen help check"
+run fp8gen plan -z $spec
+expect_code 2
+expect_err_has "unknown option '-z'"
+
+case_of "values of options"
+run fp8gen run $spec --tokens
+expect_code 2
+expect_err_has "option '--tokens' for 'run' needs a value (N)"
+run fp8gen run $spec --tokens=many
+expect_code 2
+expect_err_has "--tokens takes a whole number from 0"
+run fp8gen run $spec --tokens -1
+expect_code 2
+run fp8gen run $spec --tokens 99999999999999999999
+expect_code 2
+run fp8gen build $spec -o "$T/b" -j 0
+expect_code 2
+expect_err_has "from 1 to 1024"
+run fp8gen run $spec --device=gpu
+expect_code 2
+expect_err_has "--device takes one of auto, host, cuda, not 'gpu'"
+run fp8gen run $spec --device hst
+expect_err_has "did you mean 'host'?"
+run fp8gen plan $spec --json=yes
+expect_code 2
+expect_err_has "option '--json' takes no value, but 'yes' was given"
+run fp8gen plan $spec --layer ''
+expect_code 2
+run fp8gen --color=blue help
+expect_code 2
+expect_err_has "auto, always, never"
+
+case_of "operands"
+run fp8gen check
+expect_code 2
+expect_err_has "'check' needs SPEC..."
+run fp8gen plan $spec $spec
+expect_code 2
+expect_err_has "takes only SPEC"
+run fp8gen doctor now
+expect_code 2
+run fp8gen check -- --not-a-file
+expect_code 3
+expect_err_has -- "--not-a-file"
+
+case_of "colours: only when asked for, NO_COLOR, --color always"
+run fp8gen plan $spec
+expect_out_lacks $'\033['
+run fp8gen plan $spec --color always
+expect_out_has $'\033['
+run fp8gen --color always plan $spec
+expect_out_has $'\033['
+run env NO_COLOR=1 "$FP8GEN" plan $spec
+expect_out_lacks $'\033['
+run fp8gen check --color always tests/bad_specs/none.lua
+expect_err_lacks $'\033[K'
+
+case_of "a closed pipe is silent"
+"$FP8GEN" plan $spec 2>"$err" | head -n 1 >"$out"
+code=${PIPESTATUS[0]}
+expect_code 0
+expect_err ''
+{ "$FP8GEN" expand $spec; echo $? >"$T/code"; } 2>"$err" | true
+code=$(cat "$T/code")
+expect_code 0
+expect_err ''
+
+case_of "results that cannot be written are an error"
+if [ -w /dev/full ]; then
+    command_line="plan > /dev/full"
+    "$FP8GEN" plan $spec >/dev/full 2>"$err"
+    code=$?
+    expect_code 3
+    expect_err_has "cannot write the results to standard output: No space left on device"
+else
+    skip_case "no /dev/full"
+fi
+
+case_of "a template folder that is not there"
+run fp8gen expand $spec --template-dir "$T/none"
+expect_code 2
+expect_err_has "--template-dir: no folder"
+run env FP8GEN_TEMPLATE_DIR="$T/none" "$FP8GEN" expand $spec
+expect_code 2
+expect_err_has "FP8GEN_TEMPLATE_DIR: no folder"
+
+case_of "doctor says what is there and what to do"
+run fp8gen doctor
+for word in fp8gen cores driver cuBLASLt NVRTC; do
+    expect_out_has "$word"
+done
+if [ $code = 3 ]; then
+    expect_out_has "problem:"
+    expect_out_has "fix:"
+else
+    expect_code 0
+    expect_out_has "All is there"
+fi
+
+case_of "a benchmark without a GPU is refused with a sentence"
+if "$FP8GEN" doctor | grep -q '^GPU '; then
+    skip_case "there is a GPU"
+else
+    for what in layer quantize host; do
+        run fp8gen bench $what
+        expect_code 3
+        expect_out ''
+        expect_err_has "fp8gen doctor"
+    done
+    run fp8gen run $spec --device cuda
+    expect_code 3
+fi
+run fp8gen bench layer --shape 1,2
+expect_code 2
+expect_err_has "--shape takes 3 whole numbers"
+run fp8gen bench quantize --shape 8x8
+expect_code 2
+run fp8gen bench layer --grad-weight fp16
+expect_code 2
+finish

@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# fp8gen run on the host: reports, tokens, dumps recomputed with other tools, nothing left behind.
+. tests/cli/harness.sh
+spec=specs/debug_vocab2556.lua
+export TMPDIR=$T/tmp
+mkdir "$TMPDIR"
+left_behind() { find "$TMPDIR" -mindepth 1 | head -n 3; }
+
+case_of "every pass of every layer is within its bounds"
+run fp8gen run $spec --device host
+expect_code 0
+expect_err ''
+for word in weight fprop quantize_dy "wgrad +=" dgrad bit-equal "0 failed" "e5m2 x e4m3 -> fp32"; do
+    expect_out_has "$word"
+done
+[ -z "$(left_behind)" ] || fail "TMPDIR empty expected"
+
+case_of "without a GPU, auto says that it runs on the host"
+if "$FP8GEN" doctor | grep -q '^GPU '; then
+    skip_case "there is a GPU"
+else
+    run fp8gen run $spec --layer gate
+    expect_code 0
+    expect_err_has "running on the host"
+    run fp8gen run $spec --layer gate -q
+    expect_err ''
+fi
+
+case_of "any number of tokens up to max_tokens, 0 among them"
+for tokens in 0 1 17 1024; do
+    run fp8gen run $spec --device host --tokens $tokens --layer head
+    expect_code 0
+    expect_out_has "$tokens x 2556 x 512"
+done
+run fp8gen run $spec --device host --tokens 1025
+expect_code 2
+expect_err_has "at most 1024 tokens"
+expect_err_has "max_tokens"
+
+case_of "a large layer is cut on the host, which is said; --tokens is not cut"
+cat >"$T/large.lua" <<'SPEC'
+return model "large" { layers = { linear "wide" { in_features = 2048, out_features = 4096 } } }
+SPEC
+run fp8gen run "$T/large.lua" --device host
+expect_code 0
+expect_err_has "of 8192 tokens on the host"
+expect_out_has "(of 8192) x 4096 x 2048"
+run fp8gen run "$T/large.lua" --device host --tokens 64
+expect_code 0
+expect_err ''
+expect_out_has "64 x 4096 x 2048"
+
+case_of "the seed decides the data"
+run fp8gen run $spec --device host --layer gate --json --seed 5
+first=$(sed 's/"seconds":[^,]*//; s/"gbytes_per_s":[^,]*//; s/"tflops":[^,]*//' "$out")
+run fp8gen run $spec --device host --layer gate --json --seed 5
+[ "$first" = "$(sed 's/"seconds":[^,]*//; s/"gbytes_per_s":[^,]*//; s/"tflops":[^,]*//' "$out")" ] ||
+    fail "the same seed, the same numbers"
+run fp8gen run $spec --device host --layer gate --json --seed 6
+[ "$first" != "$(sed 's/"seconds":[^,]*//; s/"gbytes_per_s":[^,]*//; s/"tflops":[^,]*//' "$out")" ] ||
+    fail "another seed, other numbers"
+
+case_of "one JSON object per row"
+run fp8gen run $spec --device host --layer head --json
+expect_code 0
+[ "$(wc -l <"$out")" = 5 ] || fail "5 lines expected (bf16 dw does not accumulate here)"
+if command -v python3 >/dev/null; then
+    python3 - "$out" <<'CHECK' || fail "rows with their keys expected"
+import json, sys
+rows = [json.loads(line) for line in open(sys.argv[1])]
+assert [row["pass"] for row in rows] == ["weight", "fprop", "quantize_dy", "wgrad", "dgrad"]
+for row in rows:
+    assert row["verdict"] == "ok" and row["layer"] == "head" and row["N"] == 2556 and row["kernel"] and row["dtype"]
+assert rows[1]["error"] <= rows[1]["error_bound"] and rows[1]["sqnr_db"] >= rows[1]["sqnr_bound_db"] == 28
+assert rows[3]["sqnr_bound_db"] == 24 and rows[0]["bit_equal"] is True
+CHECK
+fi
+
+case_of "an unknown layer names the nearest, before anything is written"
+run fp8gen run $spec --device host --layer hed --dump "$T/none"
+expect_code 2
+expect_err_has "did you mean 'head'?"
+expect_no_file "$T/none"
+
+case_of "a dump is whole, replaces only a dump, and never half"
+run fp8gen run $spec --device host -q --dump "$T/dump"
+expect_code 0
+expect_file "$T/dump/index.json"
+expect_file "$T/dump/00_qkv/x_transposed.npy"
+run fp8gen run $spec --device host -q --dump "$T/dump" --layer gate
+expect_code 0
+expect_no_file "$T/dump/00_qkv"
+expect_file "$T/dump/00_gate/dw.npy"
+mkdir "$T/mine" && echo mine >"$T/mine/file"
+run fp8gen run $spec --device host --dump "$T/mine"
+expect_code 2
+expect_err_has "exists and is not a dump"
+expect_file "$T/mine/file"
+run fp8gen run $spec --device host --dump "$T/no/such/folder"
+expect_code 3
+[ -z "$(find "$T" -name '.fp8gen-dump*')" ] || fail "no temporary folder expected"
+
+case_of "the dump recomputed with numpy and ml_dtypes"
+if python3 -c 'import numpy, ml_dtypes' 2>/dev/null; then
+    for tokens in 0 17 384; do
+        run fp8gen run $spec --device host -q --dump "$T/dump" --tokens $tokens
+        run python3 tests/oracle/check_dump.py "$T/dump"
+        expect_code 0
+        expect_out_has "6 layers, 0 differences"
+    done
+    # one flipped bit in a byte of a quantised tensor is found
+    python3 - "$T/dump/00_qkv/w_row.npy" <<'FLIP'
+import sys
+data = bytearray(open(sys.argv[1], "rb").read())
+data[1000] ^= 1
+open(sys.argv[1], "wb").write(data)
+FLIP
+    run python3 tests/oracle/check_dump.py "$T/dump"
+    expect_code 1
+    expect_out_has "1 differ"
+    run python3 tests/oracle/check_dump.py "$T"
+    expect_code 2
+else
+    skip_case "numpy and ml_dtypes are not installed"
+fi
+
+case_of "a signal leaves no temporary folder"
+"$FP8GEN" run specs/llama3_8b.lua --device host --dump "$T/killed" >"$out" 2>"$err" &
+child=$!
+for _ in $(seq 100); do
+    [ -n "$(find "$T" -maxdepth 1 -name '.fp8gen-dump*')" ] && break
+    sleep 0.1
+done
+kill -TERM $child
+wait $child 2>/dev/null
+code=$?
+command_line="run --dump, then SIGTERM"
+expect_code 143
+expect_no_file "$T/killed"
+[ -z "$(find "$T" -maxdepth 1 -name '.fp8gen-dump*')" ] || fail "no temporary folder expected"
+[ -z "$(left_behind)" ] || fail "TMPDIR empty expected"
+
+case_of "no space for the bundle"
+run env TMPDIR=/nonexistent "$FP8GEN" run $spec --device host
+expect_code 3
+expect_err_has "/nonexistent"
+finish
