@@ -1,0 +1,266 @@
+// Made by fp8gen 0.1.0 from the template amax.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     amax_fp32
+//   used by:    up
+//   parameters: entry = "fp8_amax_fp32"
+//               source = "fp32"
+#line 1 "amax.cu"
+// amax.cu of the golden files: substitutions only, so the output stays in step.
+using source_t = fp32;
+extern "C" __global__ void fp8_amax_fp32(const source_t *p) {
+    asm("mov.u32 %0, $5;"); // a dollar
+}
+
+// Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     quantize_fp32_e4m3_pow2
+//   used by:    up
+//   parameters: entry = "fp8_quantize_fp32_e4m3_pow2"
+//               format = "e4m3"
+//               power_of_two = true
+//               source = "fp32"
+#line 1 "quantize.cu"
+// quantize.cu of the golden files: branches and expressions.
+using source_t = fp32;
+#line 4 "quantize.cu"
+constexpr float limit = 0x1.cp+8, half = 0x1.cp+7, tenth = 0x1.999999999999ap-4;
+constexpr bool power_of_two = true;
+#line 7 "quantize.cu"
+#define ROUND(x) \
+    floor_power( \
+        x)
+#line 13 "quantize.cu"
+extern "C" __global__ void fp8_quantize_fp32_e4m3_pow2() {}
+
+// Made by fp8gen 0.1.0 from the template amax.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     amax_bf16
+//   used by:    up, down
+//   parameters: entry = "fp8_amax_bf16"
+//               source = "bf16"
+#line 1 "amax.cu"
+// amax.cu of the golden files: substitutions only, so the output stays in step.
+using source_t = bf16;
+extern "C" __global__ void fp8_amax_bf16(const source_t *p) {
+    asm("mov.u32 %0, $5;"); // a dollar
+}
+
+// Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     quantize_bf16_e4m3_pow2
+//   used by:    up
+//   parameters: entry = "fp8_quantize_bf16_e4m3_pow2"
+//               format = "e4m3"
+//               power_of_two = true
+//               source = "bf16"
+#line 1 "quantize.cu"
+// quantize.cu of the golden files: branches and expressions.
+using source_t = bf16;
+#line 4 "quantize.cu"
+constexpr float limit = 0x1.cp+8, half = 0x1.cp+7, tenth = 0x1.999999999999ap-4;
+constexpr bool power_of_two = true;
+#line 7 "quantize.cu"
+#define ROUND(x) \
+    floor_power( \
+        x)
+#line 13 "quantize.cu"
+extern "C" __global__ void fp8_quantize_bf16_e4m3_pow2() {}
+
+// Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     store_fp32_fp32
+//   used by:    up, down
+//   parameters: accumulate = false
+//               entry = "fp8_store_fp32_fp32"
+//               source = "fp32"
+//               target = "fp32"
+#line 1 "store.cu"
+// store.cu of the golden files: a loop, a value of several lines, a comment with a Lua line inside.
+#line 4 "store.cu"
+constexpr int step_1 = 1;
+#line 4 "store.cu"
+constexpr int step_2 = 4;
+#line 7 "store.cu"
+/* The line below is no text,
+   and the next one is: copied. */
+#line 10 "store.cu"
+extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
+    use(step_1);
+    use(step_2);
+#line 12 "store.cu"
+    finish();
+}
+
+// Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     store_fp32_bf16
+//   used by:    up
+//   parameters: accumulate = false
+//               entry = "fp8_store_fp32_bf16"
+//               source = "fp32"
+//               target = "bf16"
+#line 1 "store.cu"
+// store.cu of the golden files: a loop, a value of several lines, a comment with a Lua line inside.
+#line 4 "store.cu"
+constexpr int step_1 = 1;
+#line 4 "store.cu"
+constexpr int step_2 = 4;
+#line 4 "store.cu"
+constexpr int step_3 = 9;
+#line 7 "store.cu"
+/* The line below is no text,
+   and the next one is: copied. */
+#line 10 "store.cu"
+extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
+    use(step_1);
+    use(step_2);
+    use(step_3);
+#line 12 "store.cu"
+    finish();
+}
+
+// Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     store_fp32_bf16_add
+//   used by:    up
+//   parameters: accumulate = true
+//               entry = "fp8_store_fp32_bf16_add"
+//               source = "fp32"
+//               target = "bf16"
+#line 1 "store.cu"
+// store.cu of the golden files: a loop, a value of several lines, a comment with a Lua line inside.
+#line 4 "store.cu"
+constexpr int step_1 = 1;
+#line 4 "store.cu"
+constexpr int step_2 = 4;
+#line 4 "store.cu"
+constexpr int step_3 = 9;
+#line 7 "store.cu"
+/* The line below is no text,
+   and the next one is: added. */
+#line 10 "store.cu"
+extern "C" __global__ void fp8_store_fp32_bf16_add(bf16 *out, const fp32 *in) {
+    use(step_1);
+    use(step_2);
+    use(step_3);
+#line 12 "store.cu"
+    finish();
+}
+
+// Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     dequantize_e4m3
+//   used by:    up, down
+//   parameters: entry = "fp8_dequantize_e4m3"
+//               format = "e4m3"
+#line 1 "dequantize.cu"
+// dequantize.cu of the golden files: a table in a fixed order.
+#line 3 "dequantize.cu"
+constexpr int mantissa_e4m3 = 3; // of e4m3: true
+#line 3 "dequantize.cu"
+constexpr int mantissa_e5m2 = 2; // of e4m3: false
+#line 5 "dequantize.cu"
+extern "C" __global__ void fp8_dequantize_e4m3() {}
+
+// Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     quantize_bf16_e4m3
+//   used by:    down
+//   parameters: entry = "fp8_quantize_bf16_e4m3"
+//               format = "e4m3"
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "quantize.cu"
+// quantize.cu of the golden files: branches and expressions.
+using source_t = bf16;
+#line 4 "quantize.cu"
+constexpr float limit = 0x1.cp+8, half = 0x1.cp+7, tenth = 0x1.999999999999ap-4;
+constexpr bool power_of_two = false;
+#line 11 "quantize.cu"
+#define ROUND(x) (x)
+#line 13 "quantize.cu"
+extern "C" __global__ void fp8_quantize_bf16_e4m3() {}
+
+// Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     store_bf16_bf16
+//   used by:    down
+//   parameters: accumulate = false
+//               entry = "fp8_store_bf16_bf16"
+//               source = "bf16"
+//               target = "bf16"
+#line 1 "store.cu"
+// store.cu of the golden files: a loop, a value of several lines, a comment with a Lua line inside.
+#line 4 "store.cu"
+constexpr int step_1 = 1;
+#line 4 "store.cu"
+constexpr int step_2 = 4;
+#line 7 "store.cu"
+/* The line below is no text,
+   and the next one is: copied. */
+#line 10 "store.cu"
+extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
+    use(step_1);
+    use(step_2);
+#line 12 "store.cu"
+    finish();
+}
+
+// Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     quantize_bf16_e5m2
+//   used by:    down
+//   parameters: entry = "fp8_quantize_bf16_e5m2"
+//               format = "e5m2"
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "quantize.cu"
+// quantize.cu of the golden files: branches and expressions.
+using source_t = bf16;
+#line 4 "quantize.cu"
+constexpr float limit = 0x1.cp+15, half = 0x1.cp+14, tenth = 0x1.999999999999ap-4;
+constexpr bool power_of_two = false;
+#line 11 "quantize.cu"
+#define ROUND(x) (x)
+#line 13 "quantize.cu"
+extern "C" __global__ void fp8_quantize_bf16_e5m2() {}
+
+// Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     store_fp32_fp32_add
+//   used by:    down
+//   parameters: accumulate = true
+//               entry = "fp8_store_fp32_fp32_add"
+//               source = "fp32"
+//               target = "fp32"
+#line 1 "store.cu"
+// store.cu of the golden files: a loop, a value of several lines, a comment with a Lua line inside.
+#line 4 "store.cu"
+constexpr int step_1 = 1;
+#line 4 "store.cu"
+constexpr int step_2 = 4;
+#line 7 "store.cu"
+/* The line below is no text,
+   and the next one is: added. */
+#line 10 "store.cu"
+extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
+    use(step_1);
+    use(step_2);
+#line 12 "store.cu"
+    finish();
+}
+
+// Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     dequantize_e5m2
+//   used by:    down
+//   parameters: entry = "fp8_dequantize_e5m2"
+//               format = "e5m2"
+#line 1 "dequantize.cu"
+// dequantize.cu of the golden files: a table in a fixed order.
+#line 3 "dequantize.cu"
+constexpr int mantissa_e4m3 = 3; // of e5m2: false
+#line 3 "dequantize.cu"
+constexpr int mantissa_e5m2 = 2; // of e5m2: true
+#line 5 "dequantize.cu"
+extern "C" __global__ void fp8_dequantize_e5m2() {}

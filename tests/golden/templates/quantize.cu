@@ -1,0 +1,13 @@
+// quantize.cu of the golden files: branches and expressions.
+using source_t = $source;
+//% local limit = ({ e4m3 = 448.0, e5m2 = 57344.0 })[format]
+constexpr float limit = $limit, half = $(limit / 2), tenth = $(1 / 10);
+constexpr bool power_of_two = $power_of_two;
+//% if power_of_two then
+#define ROUND(x) \
+    floor_power( \
+        x)
+//% else
+#define ROUND(x) (x)
+//% end
+extern "C" __global__ void $entry() {}
