@@ -7,10 +7,14 @@ export BUILD=${BUILD:-build}
 tools/build.sh fp8gen || exit $?
 results=tests/bench/results
 mkdir -p $results
+sources() { # as git lists them, or, without git, as they lie here
+    git ls-files gen templates runtime 2>/dev/null | grep . || find gen templates runtime -type f
+}
+hash=$(sources | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -d' ' -f1)
 status=0
 for what in quantize layer host; do
     echo "fp8gen bench $what"
-    if "$BUILD/bin/fp8gen" bench $what --json >$results/.$what.new; then
+    if "$BUILD/bin/fp8gen" bench $what --json --source-hash "$hash" >$results/.$what.new; then
         mv $results/.$what.new $results/$what.jsonl
     else
         status=$?

@@ -16,7 +16,7 @@ static const struct {
 } variables[CLI_ENV_COUNT] = {
     [CLI_ENV_TEMPLATE_DIR] = { "FP8GEN_TEMPLATE_DIR",
                                "folder of templates used instead of the built-in ones" },
-    [CLI_ENV_LOG] = { "FP8_LOG", "messages of the runtime: warning, info, dispatch, with commas" },
+    [CLI_ENV_LOG] = { "FP8_LOG", "runtime messages on stderr: info,dispatch (each GEMM choice)" },
     [CLI_ENV_CUBLASLT_PATH] = { "FP8_CUBLASLT_PATH",
                                 "libcublasLt, where the loader does not find it by itself" },
     [CLI_ENV_NVRTC_PATH] = { "FP8_NVRTC_PATH",
