@@ -27,28 +27,24 @@ static const uint8_t *const arg_types[FP8_OP_COUNT] = {amax_types, quantize_type
 static fp8_status check_parameters(const struct fp8_context *context, const struct fp8_kernel *kernel)
 {
     const struct fp8_driver *driver = context->driver;
-    if (!driver->func_get_param_info) return FP8_OK;
-    int count = 0;
-    size_t offset, bytes;
-    while (driver->func_get_param_info(kernel->function, (size_t)count, &offset, &bytes) ==
-           CUDA_SUCCESS) {
-        if (count >= kernel->arg_count) break;
-        int type = arg_types[kernel->op][kernel->arg_index[count]];
-        size_t wanted = type == FP8_ARG_INT32 ? 4 : 8;
+    for (int i = 0; driver->func_get_param_info; i++) {
+        size_t offset, bytes;
+        CUresult result = driver->func_get_param_info(kernel->function, (size_t)i, &offset, &bytes);
+        bool is_past = result == CUDA_ERROR_INVALID_VALUE;
+        if (result != CUDA_SUCCESS && !is_past) return FP8_OK; /* it cannot */
+        if (is_past != (i == kernel->arg_count))
+            return fp8_fail(FP8_ERR_BUNDLE,
+                            "kernel '%s': the manifest lists %d parameters, but the cubin takes %s; "
+                            "rebuild the bundle",
+                            kernel->name, kernel->arg_count, is_past ? "fewer" : "more");
+        if (is_past) return FP8_OK;
+        size_t wanted = arg_types[kernel->op][kernel->arg_index[i]] == FP8_ARG_INT32 ? 4 : 8;
         if (bytes != wanted)
             return fp8_fail(FP8_ERR_BUNDLE,
                             "kernel '%s': parameter %d of the cubin has %zu bytes, but the manifest "
                             "says %zu; rebuild the bundle",
-                            kernel->name, count, bytes, wanted);
-        count++;
+                            kernel->name, i, bytes, wanted);
     }
-    if (count != kernel->arg_count ||
-        driver->func_get_param_info(kernel->function, (size_t)count, &offset, &bytes) == CUDA_SUCCESS)
-        return fp8_fail(FP8_ERR_BUNDLE,
-                        "kernel '%s': the manifest lists %d parameters, but the cubin takes %s; rebuild "
-                        "the bundle",
-                        kernel->name, kernel->arg_count,
-                        count < kernel->arg_count ? "fewer" : "more");
     return FP8_OK;
 }
 

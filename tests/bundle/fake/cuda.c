@@ -1,0 +1,440 @@
+/*
+ * cuda.c - the fake libcuda: see fake.h. Entry points carry the real, versioned symbol names.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include <cuda.h>
+
+#include "fake.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+
+static struct fake_cuda state = {.device_count = 1, .major = 9, .minor = 0};
+static int primary; /* its address is the primary context */
+static _Thread_local CUcontext stack[8];
+static _Thread_local int height;
+
+EXPORT struct fake_cuda *fake_cuda_state(void);
+struct fake_cuda *fake_cuda_state(void)
+{
+    return &state;
+}
+
+static bool fails(void)
+{
+    int64_t call = __atomic_add_fetch(&state.calls, 1, __ATOMIC_RELAXED);
+    return call == state.fail_at;
+}
+
+#define MAY_FAIL()                                                                                 \
+    do {                                                                                           \
+        if (fails()) return (CUresult)state.fail_code;                                             \
+    } while (0)
+
+static bool is_current(void)
+{
+    if (height > 0 && stack[height - 1] == (CUcontext)(void *)&primary) return true;
+    __atomic_add_fetch(&state.misuse, 1, __ATOMIC_RELAXED);
+    return false;
+}
+
+#define NEEDS_CONTEXT()                                                                            \
+    do {                                                                                           \
+        if (!is_current()) return CUDA_ERROR_INVALID_CONTEXT;                                      \
+    } while (0)
+
+static void count(int64_t *counter, int64_t by)
+{
+    __atomic_add_fetch(counter, by, __ATOMIC_RELAXED);
+}
+
+EXPORT CUresult fake_init(unsigned flags) __asm__("cuInit");
+CUresult fake_init(unsigned flags)
+{
+    MAY_FAIL();
+    return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_version(int *version) __asm__("cuDriverGetVersion");
+CUresult fake_version(int *version)
+{
+    MAY_FAIL();
+    *version = 13000;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_error_name(CUresult error, const char **text) __asm__("cuGetErrorName");
+CUresult fake_error_name(CUresult error, const char **text)
+{
+    *text = error == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE";
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_error_string(CUresult error, const char **text) __asm__("cuGetErrorString");
+CUresult fake_error_string(CUresult error, const char **text)
+{
+    (void)error;
+    *text = "an error of the fake driver";
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_device(CUdevice *device, int ordinal) __asm__("cuDeviceGet");
+CUresult fake_device(CUdevice *device, int ordinal)
+{
+    MAY_FAIL();
+    *device = ordinal;
+    return ordinal < state.device_count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+EXPORT CUresult fake_device_count(int *number) __asm__("cuDeviceGetCount");
+CUresult fake_device_count(int *number)
+{
+    MAY_FAIL();
+    *number = state.device_count;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_attribute(int *value, CUdevice_attribute attribute,
+                               CUdevice device) __asm__("cuDeviceGetAttribute");
+CUresult fake_attribute(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    (void)device;
+    MAY_FAIL();
+    switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+        *value = state.major;
+        return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+        *value = state.minor;
+        return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+        *value = 132;
+        return CUDA_SUCCESS;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+EXPORT CUresult fake_name(char *name, int size, CUdevice device) __asm__("cuDeviceGetName");
+CUresult fake_name(char *name, int size, CUdevice device)
+{
+    (void)device;
+    MAY_FAIL();
+    strncpy(name, "a GPU that is not there", (size_t)size);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_total(size_t *bytes, CUdevice device) __asm__("cuDeviceTotalMem_v2");
+CUresult fake_total(size_t *bytes, CUdevice device)
+{
+    (void)device;
+    MAY_FAIL();
+    *bytes = (size_t)1 << 30;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_retain(CUcontext *context, CUdevice device) __asm__("cuDevicePrimaryCtxRetain");
+CUresult fake_retain(CUcontext *context, CUdevice device)
+{
+    (void)device;
+    MAY_FAIL();
+    count(&state.live, 1);
+    *context = (CUcontext)(void *)&primary;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_release(CUdevice device) __asm__("cuDevicePrimaryCtxRelease_v2");
+CUresult fake_release(CUdevice device)
+{
+    (void)device;
+    count(&state.live, -1);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_get_current(CUcontext *context) __asm__("cuCtxGetCurrent");
+CUresult fake_get_current(CUcontext *context)
+{
+    *context = height > 0 ? stack[height - 1] : NULL;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_push(CUcontext context) __asm__("cuCtxPushCurrent_v2");
+CUresult fake_push(CUcontext context)
+{
+    MAY_FAIL();
+    if (height == 8) return CUDA_ERROR_INVALID_CONTEXT;
+    stack[height++] = context;
+    count(&state.depth, 1);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_pop(CUcontext *context) __asm__("cuCtxPopCurrent_v2");
+CUresult fake_pop(CUcontext *context)
+{
+    if (height == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    *context = stack[--height];
+    count(&state.depth, -1);
+    return CUDA_SUCCESS;
+}
+
+/* ---- modules: a function is its name ---- */
+
+struct module {
+    char *names[4];
+    int count;
+};
+
+EXPORT CUresult fake_load(CUmodule *module, const void *image) __asm__("cuModuleLoadData");
+CUresult fake_load(CUmodule *module, const void *image)
+{
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    if (strncmp(image, "fake cubin", 10) != 0) return CUDA_ERROR_INVALID_IMAGE;
+    *module = calloc(1, sizeof(struct module));
+    if (!*module) return CUDA_ERROR_OUT_OF_MEMORY;
+    count(&state.live, 1);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_unload(CUmodule module) __asm__("cuModuleUnload");
+CUresult fake_unload(CUmodule module)
+{
+    NEEDS_CONTEXT();
+    struct module *loaded = (struct module *)module;
+    for (int i = 0; i < loaded->count; i++) free(loaded->names[i]);
+    free(loaded);
+    count(&state.live, -1);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_function(CUfunction *function, CUmodule module,
+                              const char *name) __asm__("cuModuleGetFunction");
+CUresult fake_function(CUfunction *function, CUmodule module, const char *name)
+{
+    MAY_FAIL();
+    struct module *loaded = (struct module *)module;
+    if (loaded->count == 4) return CUDA_ERROR_OUT_OF_MEMORY;
+    char *copy = loaded->names[loaded->count++] = strdup(name);
+    *function = (CUfunction)(void *)copy;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_set_attribute(CUfunction function, CUfunction_attribute attribute,
+                                   int value) __asm__("cuFuncSetAttribute");
+CUresult fake_set_attribute(CUfunction function, CUfunction_attribute attribute, int value)
+{
+    (void)function, (void)attribute, (void)value;
+    MAY_FAIL();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_func_load(CUfunction function) __asm__("cuFuncLoad");
+CUresult fake_func_load(CUfunction function)
+{
+    (void)function;
+    MAY_FAIL();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_param_info(CUfunction function, size_t index, size_t *offset,
+                                size_t *size) __asm__("cuFuncGetParamInfo");
+CUresult fake_param_info(CUfunction function, size_t index, size_t *offset, size_t *size)
+{
+    if (!state.parameter) return CUDA_ERROR_NOT_SUPPORTED;
+    *offset = index * 8;
+    *size = state.parameter((const char *)function, index);
+    return *size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult fake_launch_kernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz,
+                                   unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                                   CUstream stream, void **parameters,
+                                   void **extra) __asm__("cuLaunchKernel");
+CUresult fake_launch_kernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                            unsigned by, unsigned bz, unsigned shared, CUstream stream,
+                            void **parameters, void **extra)
+{
+    (void)shared, (void)stream;
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    if (gx == 0 || gx > INT32_MAX || gy != 1 || gz != 1 || bx == 0 || bx > 1024 || by != 1 || bz != 1 ||
+        extra)
+        return CUDA_ERROR_INVALID_VALUE;
+    count(&state.launches, 1);
+    state.last_grid = gx;
+    if (state.launch) state.launch((const char *)function, gx, bx, parameters);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_launch_ex(const CUlaunchConfig *config, CUfunction function, void **parameters,
+                               void **extra) __asm__("cuLaunchKernelEx");
+CUresult fake_launch_ex(const CUlaunchConfig *config, CUfunction function, void **parameters,
+                        void **extra)
+{
+    if (config->numAttrs != 1 || config->attrs[0].id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION ||
+        config->gridDimX % config->attrs[0].value.clusterDim.x != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    return fake_launch_kernel(function, config->gridDimX, config->gridDimY, config->gridDimZ,
+                              config->blockDimX, config->blockDimY, config->blockDimZ,
+                              config->sharedMemBytes, config->hStream, parameters, extra);
+}
+
+/* ---- memory ---- */
+
+EXPORT CUresult fake_alloc(CUdeviceptr *pointer, size_t bytes) __asm__("cuMemAlloc_v2");
+CUresult fake_alloc(CUdeviceptr *pointer, size_t bytes)
+{
+    void *memory = NULL;
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (posix_memalign(&memory, 256, bytes) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    count(&state.live, 1);
+    *pointer = (CUdeviceptr)(uintptr_t)memory;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_free(CUdeviceptr pointer) __asm__("cuMemFree_v2");
+CUresult fake_free(CUdeviceptr pointer)
+{
+    NEEDS_CONTEXT();
+    free((void *)(uintptr_t)pointer);
+    count(&state.live, -1);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_copy(CUdeviceptr target, CUdeviceptr source, size_t bytes,
+                          CUstream stream) __asm__("cuMemcpyAsync");
+CUresult fake_copy(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream)
+{
+    (void)stream;
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    count(&state.copies, 1);
+    memmove((void *)(uintptr_t)target, (void *)(uintptr_t)source, bytes);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_set8(CUdeviceptr target, unsigned char value, size_t bytes,
+                          CUstream stream) __asm__("cuMemsetD8Async");
+CUresult fake_set8(CUdeviceptr target, unsigned char value, size_t bytes, CUstream stream)
+{
+    (void)stream;
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    count(&state.memsets, 1);
+    memset((void *)(uintptr_t)target, value, bytes);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_set32(CUdeviceptr target, unsigned value, size_t words,
+                           CUstream stream) __asm__("cuMemsetD32Async");
+CUresult fake_set32(CUdeviceptr target, unsigned value, size_t words, CUstream stream)
+{
+    (void)stream;
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    if (target % 4) return CUDA_ERROR_INVALID_VALUE;
+    count(&state.memsets, 1);
+    for (size_t i = 0; i < words; i++) ((unsigned *)(uintptr_t)target)[i] = value;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_set2d(CUdeviceptr target, size_t pitch, unsigned char value, size_t width,
+                           size_t height_, CUstream stream) __asm__("cuMemsetD2D8Async");
+CUresult fake_set2d(CUdeviceptr target, size_t pitch, unsigned char value, size_t width,
+                    size_t height_, CUstream stream)
+{
+    (void)stream;
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    if (pitch < width || pitch > INT32_MAX) return CUDA_ERROR_INVALID_VALUE;
+    count(&state.memsets, 1);
+    for (size_t i = 0; i < height_; i++)
+        memset((char *)(uintptr_t)target + i * pitch, value, width);
+    return CUDA_SUCCESS;
+}
+
+/* ---- streams and events ---- */
+
+static CUresult make(void **object)
+{
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    *object = calloc(1, 16);
+    if (!*object) return CUDA_ERROR_OUT_OF_MEMORY;
+    count(&state.live, 1);
+    return CUDA_SUCCESS;
+}
+
+static CUresult unmake(void *object)
+{
+    NEEDS_CONTEXT();
+    free(object);
+    count(&state.live, -1);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_stream(CUstream *stream, unsigned flags) __asm__("cuStreamCreate");
+CUresult fake_stream(CUstream *stream, unsigned flags)
+{
+    (void)flags;
+    return make((void **)stream);
+}
+
+EXPORT CUresult fake_stream_destroy(CUstream stream) __asm__("cuStreamDestroy_v2");
+CUresult fake_stream_destroy(CUstream stream)
+{
+    return unmake(stream);
+}
+
+EXPORT CUresult fake_synchronize(CUstream stream) __asm__("cuStreamSynchronize");
+CUresult fake_synchronize(CUstream stream)
+{
+    (void)stream;
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_event(CUevent *event, unsigned flags) __asm__("cuEventCreate");
+CUresult fake_event(CUevent *event, unsigned flags)
+{
+    (void)flags;
+    return make((void **)event);
+}
+
+EXPORT CUresult fake_event_destroy(CUevent event) __asm__("cuEventDestroy_v2");
+CUresult fake_event_destroy(CUevent event)
+{
+    return unmake(event);
+}
+
+EXPORT CUresult fake_record(CUevent event, CUstream stream) __asm__("cuEventRecord");
+CUresult fake_record(CUevent event, CUstream stream)
+{
+    (void)event, (void)stream;
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_event_synchronize(CUevent event) __asm__("cuEventSynchronize");
+CUresult fake_event_synchronize(CUevent event)
+{
+    (void)event;
+    MAY_FAIL();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_elapsed(float *milliseconds, CUevent start, CUevent end)
+    __asm__("cuEventElapsedTime");
+CUresult fake_elapsed(float *milliseconds, CUevent start, CUevent end)
+{
+    (void)start, (void)end;
+    MAY_FAIL();
+    *milliseconds = 1.0f;
+    return CUDA_SUCCESS;
+}

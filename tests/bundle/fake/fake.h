@@ -1,0 +1,69 @@
+/*
+ * fake.h - libcuda and cuBLASLt for machines without a GPU, as far as the runtime uses them.
+ *
+ * Device memory is host memory, streams do their work at once, and kernels and matrix products are handed to
+ * the test, which executes them with the host backend. So the whole CUDA path of the runtime (packing of
+ * arguments, staging, chunks, descriptors, clean-up after errors) runs under sanitizers on any machine. The
+ * fakes are strict where the real libraries are: a launch without a current context, an unaligned pointer, a
+ * product that cuBLASLt has no algorithm for are refused.
+ *
+ * Both are shared objects with the real sonames; a test opens them before the runtime does.
+ */
+#ifndef FAKE_H
+#define FAKE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* A launch: parameters as cuLaunchKernel takes them. */
+typedef void (*fake_launch)(const char *entry, unsigned grid, unsigned block, void **parameters);
+
+/* Bytes of a kernel's parameter, 0 past the end. */
+typedef size_t (*fake_parameter)(const char *entry, size_t index);
+
+struct fake_cuda {
+    fake_launch launch;
+    int device_count;  /* 1 */
+    int major, minor;  /* 9, 0 */
+    int64_t fail_at;   /* the call of this number fails (calls are counted from 1), 0 = none */
+    int fail_code;     /* a CUresult */
+    int64_t calls;     /* of functions that may fail */
+    int64_t launches, memsets, copies;
+    int64_t live;      /* modules, streams, events, allocations and retained contexts */
+    int64_t misuse;    /* launches, fills and copies without the right current context */
+    int64_t depth;     /* pushed and not popped */
+    fake_parameter parameter;
+    unsigned last_grid;
+};
+
+/* A product in the library's own terms: D[m x n], column-major, = A^T B; rows of D are contiguous. */
+struct fake_product {
+    int a_type, b_type, d_type; /* cudaDataType */
+    int64_t m, n, k, lda, ldb, ldd;
+    const void *a, *b;
+    void *d;
+    const float *a_scale, *b_scale;
+    const void *bias; /* bf16, or NULL */
+    bool accumulate, fast;
+    int sms;
+};
+typedef void (*fake_multiply)(const struct fake_product *product);
+
+struct fake_lt {
+    fake_multiply multiply;
+    int offered;       /* algorithms that a heuristic query gives */
+    int refusing;      /* algorithms numbered below this refuse to run */
+    bool no_bias;      /* no algorithm takes a bias */
+    bool no_algorithm; /* queries give none */
+    int64_t queries, products, refusals;
+    int64_t rules;     /* products refused because they break a rule of cuBLASLt */
+    int last_algorithm;
+    int live; /* handles */
+};
+
+/* fake_cuda_state and fake_lt_state of the two objects. */
+typedef struct fake_cuda *(*fake_cuda_getter)(void);
+typedef struct fake_lt *(*fake_lt_getter)(void);
+
+#endif
