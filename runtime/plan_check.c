@@ -161,8 +161,8 @@ static fp8_status check_gemm(const struct checker *c)
         {FP8_GEMM_bias, NO_LD, true, FP8_DTYPE_BF16, 1, cols},
         {FP8_GEMM_out, FP8_GEMM_out_ld, false, how->target_dtype, rows, cols},
     };
-    for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++) FP8_TRY(check_need(c, needs[i]));
     FP8_TRY(check_gemm_operands(c));
+    for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++) FP8_TRY(check_need(c, needs[i]));
     const struct fp8_buffer *stage = &c->plan->buffers[gemm->stage];
     if (fp8_dim_at(&stage->cols, c->tokens) < padded ||
         (c->tokens > 0 && fp8_dim_at(&stage->rows, c->tokens) < 1) ||

@@ -72,7 +72,7 @@ static json_t *random_value(json_t *root, json_t *old)
     case 2:
         return json_null();
     case 3:
-        return json_is_integer(old) ? json_integer(json_integer_value(old) + (json_int_t)next(3) - 1)
+        return json_is_integer(old) ? json_integer((json_int_t)((uint64_t)json_integer_value(old) + next(3) - 1))
                                     : json_boolean(next(2));
     default:
         return json_deep_copy(at_place(&other));
