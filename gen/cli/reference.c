@@ -352,9 +352,9 @@ static void gather_columns(void *user, int64_t block)
                 load(g->source->data, g->source->dtype, k * g->source->ld + g->sample->index[s]);
 }
 
-static float *gather_vectors(const struct ref_source *source, const struct ref_sample *sample,
-                             int64_t depth)
+static float *gather_vectors(const struct ref_source *source, int64_t depth)
 {
+    const struct ref_sample *sample = source->sample;
     float *out = calloc((size_t)(sample->count + 1), sizeof *out * (size_t)(depth + 1));
     struct gathering g = { source, sample, depth, out };
     if (out && source->by_column)
@@ -393,15 +393,14 @@ static void product_row(void *user, int64_t i)
     }
 }
 
-bool ref_products(const struct ref_source *a, const struct ref_sample *a_sample,
-                  const struct ref_source *b, const struct ref_sample *b_sample, int64_t depth,
+bool ref_products(const struct ref_source *a, const struct ref_source *b, int64_t depth,
                   double *out, double *magnitude)
 {
-    float *av = gather_vectors(a, a_sample, depth), *bv = gather_vectors(b, b_sample, depth);
+    float *av = gather_vectors(a, depth), *bv = gather_vectors(b, depth);
     bool done = av && bv;
-    struct products p = { av, bv, depth, b_sample->count, a->factor * b->factor, out, magnitude };
+    struct products p = { av, bv, depth, b->sample->count, a->factor * b->factor, out, magnitude };
     if (done)
-        cli_parallel(a_sample->count, product_row, &p);
+        cli_parallel(a->sample->count, product_row, &p);
     free(av);
     free(bv);
     return done;

@@ -41,13 +41,13 @@ struct ref_source {
     fp8_dtype dtype;
     int64_t ld;
     bool by_column;
-    double factor; /* multiplies every element: 1, or scale_inv */
+    double factor;                   /* multiplies every element: 1, or scale_inv */
+    const struct ref_sample *sample; /* the vectors wanted */
 };
 
-/* out[i * b_sample->count + j] = sum over k < depth of a[i,k] b[j,k] in float64; magnitude, if not NULL,
- * receives sum (a b)^2. False: out of memory. */
-bool ref_products(const struct ref_source *a, const struct ref_sample *a_sample,
-                  const struct ref_source *b, const struct ref_sample *b_sample, int64_t depth,
+/* out[i * b->sample->count + j] = sum over k < depth of a[i,k] b[j,k] in float64; magnitude, if not
+ * NULL, receives sum (a b)^2. False: out of memory. */
+bool ref_products(const struct ref_source *a, const struct ref_source *b, int64_t depth,
                   double *out, double *magnitude);
 
 /* The sampled elements of a tensor as float64. */

@@ -139,7 +139,7 @@ static struct ref_source original(const struct run_layer *run, enum run_buffer b
                                   bool by_column)
 {
     fp8_tensor t = run_host_tensor(run, buffer);
-    return (struct ref_source){ t.data, t.dtype, t.cols, by_column, 1 };
+    return (struct ref_source){ t.data, t.dtype, t.cols, by_column, 1, NULL };
 }
 
 static struct ref_source quantized(const struct run_layer *run, enum run_buffer buffer,
@@ -149,9 +149,12 @@ static struct ref_source quantized(const struct run_layer *run, enum run_buffer 
     fp8_operand_view view;
     if (fp8_operand_parts(&operand, &view) != FP8_OK)
         return (struct ref_source){ 0 };
-    return (struct ref_source){ transposed ? view.transposed : view.row, operand.dtype,
-                                transposed ? view.transposed_ld : view.row_ld, false,
-                                (double)view.scales[4] };
+    return (struct ref_source){ transposed ? view.transposed : view.row,
+                                operand.dtype,
+                                transposed ? view.transposed_ld : view.row_ld,
+                                false,
+                                (double)view.scales[4],
+                                NULL };
 }
 
 static struct gemm describe(const struct run_layer *run, fp8_pass pass)
@@ -247,9 +250,11 @@ static void judge(const struct run_layer *run, fp8_pass pass, const struct gemm 
 static bool exact_values(const struct run_layer *run, const struct gemm *g, bool of_operands,
                          const struct ref_sample samples[2], double *exact, double *magnitude)
 {
-    const struct ref_source *a = of_operands ? &g->a_quantized : &g->a;
-    const struct ref_source *b = of_operands ? &g->b_quantized : &g->b;
-    if (!ref_products(a, &samples[0], b, &samples[1], g->depth, exact, magnitude))
+    struct ref_source a = of_operands ? g->a_quantized : g->a;
+    struct ref_source b = of_operands ? g->b_quantized : g->b;
+    a.sample = &samples[0];
+    b.sample = &samples[1];
+    if (!ref_products(&a, &b, g->depth, exact, magnitude))
         return false;
     if (g->out == RUN_Y && run->info.has_bias)
         add_bias(run, &samples[1], samples[0].count * samples[1].count, exact);

@@ -140,6 +140,29 @@ expect_no_file "$T/killed"
 [ -z "$(find "$T" -maxdepth 1 -name '.fp8gen-dump*')" ] || fail "no temporary folder expected"
 [ -z "$(left_behind)" ] || fail "TMPDIR empty expected"
 
+case_of "a wrong result is found and gives exit code 4"
+if command -v cc >/dev/null; then
+    cc -std=c11 -D_GNU_SOURCE -shared -fPIC -O1 -I. -o "$T/broken.so" tests/cli/preload/broken_passes.c -ldl ||
+        fail "the preloaded library compiles"
+    asan=$(ldd "$FP8GEN" | sed -n 's/.*libasan.* => \([^ ]*\).*/\1/p')
+    broken() { run env LD_PRELOAD="${asan:+$asan:}$T/broken.so" BROKEN="$1" "$FP8GEN" run $spec --device host --layer qkv --tokens 40; }
+    broken none
+    expect_code 0
+    broken byte
+    expect_code 4
+    expect_out_has "FAILED: 1 FP8 bytes differ"
+    expect_err_has "layer 'qkv', weight: 1 FP8 bytes differ from the rules"
+    broken skip
+    expect_code 4
+    expect_out_has "are inf or NaN"
+    broken scale
+    expect_code 4
+    expect_out_has "FAILED: relative error"
+    expect_err_has "1 result is out of bounds"
+else
+    skip_case "no C compiler for the preloaded library"
+fi
+
 case_of "no space for the bundle"
 run env TMPDIR=/nonexistent "$FP8GEN" run $spec --device host
 expect_code 3
