@@ -37,13 +37,16 @@ typedef struct fp8gen fp8gen;
 typedef struct fp8gen_options {
     uint32_t size;
     uint32_t color;           /* 1: diagnostics with terminal colours */
-    const char *template_dir; /* templates from this folder instead of the built-in ones; NULL = built-in */
+    const char *template_dir; /* templates from this folder; NULL = the built-in ones */
     uint64_t reserved[4];
 } fp8gen_options;
 
 #define FP8GEN_OPTIONS_INIT                                                                        \
     {                                                                                              \
-        sizeof(fp8gen_options), 0, NULL, { 0, 0, 0, 0 }                                            \
+        sizeof(fp8gen_options), 0, NULL,                                                           \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
     }
 
 /* "0.1.0" */
@@ -66,7 +69,8 @@ FP8GEN_API fp8gen_status fp8gen_override(fp8gen *gen, const char *field, const c
  * A session loads one spec, once. */
 FP8GEN_API fp8gen_status fp8gen_load_file(fp8gen *gen, const char *path);
 /* text need not end in NUL; name stands for the path in diagnostics. */
-FP8GEN_API fp8gen_status fp8gen_load_text(fp8gen *gen, const char *name, const char *text, size_t length);
+FP8GEN_API fp8gen_status fp8gen_load_text(fp8gen *gen, const char *name, const char *text,
+                                          size_t length);
 
 /* The plan as JSON (runtime/bundle_format.h without cubins and digest, and "cost" per pass: bytes moved,
  * FLOPs, predicted seconds), 2-space indent, keys sorted. Owned by the session. */
@@ -89,7 +93,10 @@ typedef struct fp8gen_build_options {
 
 #define FP8GEN_BUILD_OPTIONS_INIT                                                                  \
     {                                                                                              \
-        sizeof(fp8gen_build_options), 0, "sm_90a", NULL, NULL, NULL, { 0, 0, 0, 0 }                \
+        sizeof(fp8gen_build_options), 0, "sm_90a", NULL, NULL, NULL,                               \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
     }
 
 /* Compiles the kernels and writes the bundle: into a temporary folder beside output_dir, renamed at the

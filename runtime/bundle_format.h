@@ -137,6 +137,7 @@
  *   accumulate), rows x cols, k < depth; rounded once. depth is not padded: the tail up to ld is zero
  *   in both operands.
  */
+/* clang-format off */
 #define FP8_OP_ARGS_AMAX(X)                                                                        \
     X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(partials, POINTER)      \
     X(n_partials, INT32) X(found_inf, POINTER) X(dbias_partials, POINTER) X(dbias_ld, INT64)
@@ -159,6 +160,7 @@
     X(a, POINTER) X(a_ld, INT64) X(b, POINTER) X(b_ld, INT64) X(a_scales, POINTER)                 \
     X(b_scales, POINTER) X(bias, POINTER) X(out, POINTER) X(out_ld, INT64) X(rows, INT64)          \
     X(cols, INT64) X(depth, INT64) X(accumulate, INT32)
+/* clang-format on */
 
 /* X(NAME, "name", argument list) */
 #define FP8_OPS(X)                                                                                 \

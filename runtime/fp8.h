@@ -166,7 +166,10 @@ typedef struct fp8_operand {
 
 #define FP8_OPERAND_INIT                                                                           \
     {                                                                                              \
-        sizeof(fp8_operand), FP8_ROLE_NONE, NULL, 0, FP8_DTYPE_NONE, 0, 0, 0, 0, { 0, 0, 0, 0 }    \
+        sizeof(fp8_operand), FP8_ROLE_NONE, NULL, 0, FP8_DTYPE_NONE, 0, 0, 0, 0,                   \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
     }
 
 /* Where the parts of a filled operand lie. NULL for a copy that is not there. */
@@ -190,7 +193,7 @@ typedef enum fp8_log_level {
     FP8_LOG_ERROR = 1,
     FP8_LOG_WARNING = 2,
     FP8_LOG_INFO = 3,
-    FP8_LOG_DISPATCH = 4, /* one line for each choice and refusal of a GEMM backend, with the reason */
+    FP8_LOG_DISPATCH = 4, /* one line for each choice and refusal of a GEMM, with the reason */
 } fp8_log_level;
 
 /* Called from whichever thread logs; must not call back into the library. */
@@ -203,14 +206,17 @@ typedef struct fp8_context_options {
     int32_t threads; /* host context: worker threads; 0 = all cores */
     fp8_log_callback log;
     void *log_user;
-    uint32_t log_levels; /* bit (1 << level) set = wanted; 0 = errors, warnings and what FP8_LOG says */
+    uint32_t log_levels; /* bit (1 << level): wanted; 0: errors, warnings and what FP8_LOG says */
     uint32_t reserved0;
     uint64_t reserved[4];
 } fp8_context_options;
 
 #define FP8_CONTEXT_OPTIONS_INIT                                                                   \
     {                                                                                              \
-        sizeof(fp8_context_options), 0, 0, 0, NULL, NULL, 0, 0, { 0, 0, 0, 0 }                     \
+        sizeof(fp8_context_options), 0, 0, 0, NULL, NULL, 0, 0,                                    \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
     }
 
 /* A context on the primary context of one device, or on the host. options may be NULL (device 0).
@@ -275,13 +281,13 @@ typedef struct fp8_layer_info {
 FP8_API fp8_status fp8_layer_describe(const fp8_layer *layer, fp8_layer_info *info);
 
 typedef enum fp8_bytes {
-    FP8_BYTES_WORKSPACE = 0,  /* enough for any call on this layer with that many tokens */
-    FP8_BYTES_X = 1,          /* x, both copies */
-    FP8_BYTES_SAVED = 2,      /* x, transposed copy: what wgrad needs */
-    FP8_BYTES_WEIGHT = 3,     /* w, both copies */
-    FP8_BYTES_WEIGHT_ROW = 4, /* w, row copy: what fprop needs (no dgrad) */
-    FP8_BYTES_GRAD = 5,       /* dy, both copies */
-    FP8_BYTES_GRAD_ROW = 6,   /* dy, row copy: what dgrad needs */
+    FP8_BYTES_WORKSPACE = 0,       /* enough for any call on this layer with that many tokens */
+    FP8_BYTES_X = 1,               /* x, both copies */
+    FP8_BYTES_SAVED = 2,           /* x, transposed copy: what wgrad needs */
+    FP8_BYTES_WEIGHT = 3,          /* w, both copies */
+    FP8_BYTES_WEIGHT_ROW = 4,      /* w, row copy: what fprop needs (no dgrad) */
+    FP8_BYTES_GRAD = 5,            /* dy, both copies */
+    FP8_BYTES_GRAD_ROW = 6,        /* dy, row copy: what dgrad needs */
     FP8_BYTES_GRAD_TRANSPOSED = 7, /* dy, transposed copy: what wgrad needs */
 } fp8_bytes;
 
@@ -339,9 +345,9 @@ typedef struct fp8_quantize_dy_args {
     uint32_t size;
     uint32_t copies;          /* FP8_COPY_*; 0 = both */
     const fp8_tensor *dy;     /* [M,N], dy_dtype */
-    const fp8_operand *saved; /* of the same forward, so that dgrad can check the weight; may be NULL */
+    const fp8_operand *saved; /* of the same forward, for dgrad to check the weight; may be NULL */
     fp8_operand *grad;
-    const fp8_tensor *dbias; /* [1,N] fp32: column sums of dy before quantisation; may be NULL */
+    const fp8_tensor *dbias;   /* [1,N] fp32: column sums of dy before quantisation; may be NULL */
     uint32_t accumulate_dbias; /* 0: dbias = sum, 1: dbias += sum */
     uint32_t reserved0;
     uint32_t *found_inf; /* set to 1 if dy holds inf or NaN, else not written; may be NULL */
@@ -396,7 +402,10 @@ typedef struct fp8_backward_args {
     }
 #define FP8_WEIGHT_ARGS_INIT                                                                       \
     {                                                                                              \
-        sizeof(fp8_weight_args), 0, NULL, 0, NULL, NULL, FP8_CALL_INIT, { 0, 0, 0, 0 }             \
+        sizeof(fp8_weight_args), 0, NULL, 0, NULL, NULL, FP8_CALL_INIT,                            \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
     }
 #define FP8_FPROP_ARGS_INIT                                                                        \
     {                                                                                              \
@@ -414,11 +423,17 @@ typedef struct fp8_backward_args {
     }
 #define FP8_WGRAD_ARGS_INIT                                                                        \
     {                                                                                              \
-        sizeof(fp8_wgrad_args), 0, NULL, NULL, NULL, FP8_CALL_INIT, { 0, 0, 0, 0 }                 \
+        sizeof(fp8_wgrad_args), 0, NULL, NULL, NULL, FP8_CALL_INIT,                                \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
     }
 #define FP8_DGRAD_ARGS_INIT                                                                        \
     {                                                                                              \
-        sizeof(fp8_dgrad_args), 0, NULL, NULL, NULL, FP8_CALL_INIT, { 0, 0, 0, 0 }                 \
+        sizeof(fp8_dgrad_args), 0, NULL, NULL, NULL, FP8_CALL_INIT,                                \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
     }
 #define FP8_BACKWARD_ARGS_INIT                                                                     \
     {                                                                                              \
@@ -503,7 +518,10 @@ typedef struct fp8_gemm_args {
     }
 #define FP8_DEQUANTIZE_ARGS_INIT                                                                   \
     {                                                                                              \
-        sizeof(fp8_dequantize_args), 0, NULL, NULL, FP8_CALL_INIT, { 0, 0, 0, 0 }                  \
+        sizeof(fp8_dequantize_args), 0, NULL, NULL, FP8_CALL_INIT,                                 \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
     }
 #define FP8_GEMM_ARGS_INIT                                                                         \
     {                                                                                              \
@@ -521,8 +539,8 @@ FP8_API fp8_status fp8_gemm(const fp8_layer *layer, const fp8_gemm_args *args);
 
 typedef struct fp8_dispatch {
     uint32_t size;
-    uint32_t launches;   /* kernels (and copies) the pass enqueues for contiguous, aligned tensors */
-    const char *backend; /* "cublaslt", "generated", "host", or "quantize" for passes without a GEMM */
+    uint32_t launches; /* kernels (and copies) the pass enqueues for contiguous, aligned tensors */
+    const char *backend; /* "cublaslt", "generated", "host"; "quantize" for passes without a GEMM */
     const char *kernel;  /* name of the kernel or algorithm */
     const char *dtype;   /* "e4m3 x e4m3 -> bf16" */
     const char *reason;
@@ -531,7 +549,10 @@ typedef struct fp8_dispatch {
 
 #define FP8_DISPATCH_INIT                                                                          \
     {                                                                                              \
-        sizeof(fp8_dispatch), 0, NULL, NULL, NULL, NULL, { 0, 0, 0, 0 }                            \
+        sizeof(fp8_dispatch), 0, NULL, NULL, NULL, NULL,                                           \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
     }
 
 /* What the pass would run for `tokens`, and why. Strings live as long as the layer. */

@@ -85,6 +85,6 @@ targets=()
 for target in "$@"; do targets+=(--target "$target"); done
 echo "building $* in $build" >&2
 if ! cmake --build "$build" -j "$jobs" "${targets[@]}" >"$build/build.log" 2>&1; then
-    cat "$build/build.log" >&2
+    grep -v '^\[[0-9]*/[0-9]*\] \(Building\|Linking\|Creating\|Embedding\|Re-\)' "$build/build.log" >&2
     exit 1
 fi
