@@ -7,7 +7,7 @@
 
 using source_t = $source;
 constexpr int threads = 256;
-constexpr int loads = 8; // 16-byte vectors in flight per thread
+constexpr int loads = 8;                     // 16-byte vectors in flight per thread
 constexpr int segment = threads * loads * 8; // elements a CTA reads at a time
 
 // One segment of a row: elements up to the first 16-byte boundary, whole vectors, the rest.
@@ -33,8 +33,8 @@ __device__ __forceinline__ void scan(amax_of<source_t> &amax, const source_t *p,
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 4)
-$entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, u32 *partials, int n_partials,
-       u32 *found_inf, float *dbias_partials, i64 dbias_ld) {
+    $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, u32 *partials, int n_partials,
+           u32 *found_inf, float *dbias_partials, i64 dbias_ld) {
     __shared__ u32 slots[threads / 32];
     if (source_ld == cols || rows == 1) {
         cols *= rows;

@@ -49,8 +49,7 @@ template <> struct amax_of<fp32> {
 };
 
 // Maximum over the block of a non-negative float's bits, in every thread. `slots`: one word a warp.
-template <int threads>
-__device__ __forceinline__ u32 block_max(u32 bits, u32 *slots) {
+template <int threads> __device__ __forceinline__ u32 block_max(u32 bits, u32 *slots) {
     static_assert(threads % 32 == 0 && threads <= 1024, "whole warps");
     bits = __reduce_max_sync(0xffffffffu, bits);
     if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = bits;

@@ -31,8 +31,8 @@ __device__ __forceinline__ void sum_columns(const vec8<source_t> (&v)[patch], fl
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 4)
-$entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, u32 *partials, int n_partials,
-       u32 *found_inf, float *dbias_partials, i64 dbias_ld) {
+    $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, u32 *partials, int n_partials,
+           u32 *found_inf, float *dbias_partials, i64 dbias_ld) {
     __shared__ float sums[threads / 32][tile];
     __shared__ u32 slots[threads / 32];
     matrix<source_t> m = make_matrix(source, source_ld, rows, cols);

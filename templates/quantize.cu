@@ -28,10 +28,11 @@ __device__ __forceinline__ void transpose4(u32 (&c)[4], u32 r0, u32 r1, u32 r2, 
 }
 
 // The patch, transposed, into the shared tile. rg, cg: the patch's place among the tile's patches.
-__device__ __forceinline__ void put_transposed(u8 *shared, const uint2 (&q)[patch], int rg, int cg) {
+__device__ __forceinline__ void put_transposed(u8 *shared, const uint2 (&q)[patch], int rg,
+                                               int cg) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) { // columns 0..3 and 4..7
-        u32 top[4], bottom[4]; // rows 0..3 and 4..7 of each column
+        u32 top[4], bottom[4];             // rows 0..3 and 4..7 of each column
         if (half == 0) {
             transpose4(top, q[0].x, q[1].x, q[2].x, q[3].x);
             transpose4(bottom, q[4].x, q[5].x, q[6].x, q[7].x);
@@ -63,8 +64,8 @@ __device__ __forceinline__ void store_transposed(const u8 *shared, u8 *transpose
 }
 
 // dbias of the tile's columns: the partials of the amax kernel, in ascending order.
-__device__ __forceinline__ void sum_dbias(float *dbias, const float *partials, i64 ld, i64 tile_rows,
-                                          i64 col, int accumulate) {
+__device__ __forceinline__ void sum_dbias(float *dbias, const float *partials, i64 ld,
+                                          i64 tile_rows, i64 col, int accumulate) {
     float s = 0.0f;
 #pragma unroll 16
     for (i64 r = 0; r < tile_rows; ++r) s += __ldg(partials + r * ld + col);
@@ -72,9 +73,10 @@ __device__ __forceinline__ void sum_dbias(float *dbias, const float *partials, i
 }
 
 extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 : 2)
-$entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, const u32 *partials, int n_partials,
-       float *scales, u8 *row, i64 row_ld, i64 row_rows, u8 *transposed, i64 transposed_ld,
-       i64 transposed_rows, float *dbias, const float *dbias_partials, i64 dbias_ld, int accumulate) {
+    $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, const u32 *partials,
+           int n_partials, float *scales, u8 *row, i64 row_ld, i64 row_rows, u8 *transposed,
+           i64 transposed_ld, i64 transposed_rows, float *dbias, const float *dbias_partials,
+           i64 dbias_ld, int accumulate) {
     __shared__ alignas(16) u8 turned[tile * tile];
     __shared__ u32 slots[threads / 32];
     matrix<source_t> m = make_matrix(source, source_ld, rows, cols);

@@ -11,12 +11,8 @@ constexpr bool accumulate = $accumulate;
 constexpr int threads = 256;
 constexpr int steps = 4; // accesses per thread and segment
 
-template <int n> struct alignas(n * sizeof(target_t)) pack {
-    target_t e[n];
-};
-template <int n> struct alignas(n * sizeof(source_t)) source_pack {
-    source_t e[n];
-};
+template <int n> struct alignas(n * sizeof(target_t)) pack { target_t e[n]; };
+template <int n> struct alignas(n * sizeof(source_t)) source_pack { source_t e[n]; };
 
 __device__ __forceinline__ target_t combine(target_t old, source_t x) {
     return from_float<target_t>(accumulate ? to_float(old) + to_float(x) : to_float(x));
@@ -37,7 +33,8 @@ __device__ __forceinline__ void copy_segment(const source_t *source, target_t *t
             for (int k = 0; k < n; ++k) t.e[k] = combine(t.e[k], s.e[k]);
             *reinterpret_cast<pack<n> *>(target + j) = t;
         } else {
-            for (; j < cols; ++j) target[j] = combine(accumulate ? target[j] : target_t{}, source[j]);
+            for (; j < cols; ++j)
+                target[j] = combine(accumulate ? target[j] : target_t{}, source[j]);
         }
     }
 }
@@ -54,7 +51,8 @@ __device__ __forceinline__ void copy(const source_t *source, i64 source_ld, targ
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 4)
-$entry(const source_t *source, i64 source_ld, target_t *target, i64 target_ld, i64 rows, i64 cols) {
+    $entry(const source_t *source, i64 source_ld, target_t *target, i64 target_ld, i64 rows,
+           i64 cols) {
     switch (access_bytes<target_t>(target, rows > 1 ? target_ld : 0) / sizeof(target_t)) {
     case 8: // bf16 only
         copy<16 / sizeof(target_t)>(source, source_ld, target, target_ld, rows, cols);

@@ -5,8 +5,8 @@
 #pragma once
 #include "vec.cuh"
 
-constexpr int tile = 128; // rows and columns of a tile
-constexpr int patch = 8; // rows and columns of a thread's patch
+constexpr int tile = 128;            // rows and columns of a tile
+constexpr int patch = 8;             // rows and columns of a thread's patch
 constexpr int groups = tile / patch; // patches along each side
 constexpr int threads = groups * groups;
 
@@ -32,8 +32,8 @@ __device__ __forceinline__ tile_place place_of(i64 t, i64 tile_cols) {
 
 // `row`, `col`: first element of this thread's patch. `whole`: the tile lies inside the matrix.
 template <class T>
-__device__ __forceinline__ void load_patch(vec8<T> (&v)[patch], const matrix<T> &m, i64 row, i64 col,
-                                           bool whole) {
+__device__ __forceinline__ void load_patch(vec8<T> (&v)[patch], const matrix<T> &m, i64 row,
+                                           i64 col, bool whole) {
     const T *p = m.base + row * m.ld + col;
     if (whole && m.width == 16) { // the usual case apart, so that its loads go out back to back
 #pragma unroll
@@ -45,7 +45,8 @@ __device__ __forceinline__ void load_patch(vec8<T> (&v)[patch], const matrix<T> 
 #pragma unroll
         for (int i = 0; i < patch; ++i) {
             i64 count = row + i < m.rows ? m.cols - col : 0;
-            v[i] = count >= 8 ? load_vec8(p + i * m.ld, m.width) : load_vec8_edge(p + i * m.ld, count);
+            v[i] =
+                count >= 8 ? load_vec8(p + i * m.ld, m.width) : load_vec8_edge(p + i * m.ld, count);
         }
     }
 }

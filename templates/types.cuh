@@ -1,7 +1,7 @@
 // types.cuh - the element types and widths that every template speaks of.
 //
 // No toolkit header is included anywhere in templates/: kernels compile faster, and a training node
-// needs nothing installed. A tensor's element type is a tag (bf16, fp32, e4m3, e5m2) whose members say
+// needs nothing installed. A tensor's element type is a tag (bf16, fp16, fp32, e4m3, e5m2) whose members say
 // what the kernels must know of it; memory is read and written as raw words.
 #pragma once
 
@@ -12,6 +12,10 @@ using u64 = unsigned long long;
 using i64 = long long;
 
 struct bf16 {
+    u16 bits;
+};
+
+struct fp16 {
     u16 bits;
 };
 
@@ -28,6 +32,11 @@ struct e5m2 {
 };
 
 __device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
+__device__ __forceinline__ float to_float(fp16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
 __device__ __forceinline__ float to_float(fp32 x) { return x.value; }
 
 // Round to nearest even; NaN becomes the canonical NaN.
@@ -35,6 +44,11 @@ template <class T> __device__ __forceinline__ T from_float(float x);
 template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) {
     bf16 y;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+template <> __device__ __forceinline__ fp16 from_float<fp16>(float x) {
+    fp16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
     return y;
 }
 template <> __device__ __forceinline__ fp32 from_float<fp32>(float x) { return fp32{x}; }

@@ -47,9 +47,7 @@ __device__ __forceinline__ uint4 load16_if(const void *p, bool wanted) {
 }
 __device__ __forceinline__ uint2 load8(const void *p) {
     uint2 v;
-    asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(v.x), "=r"(v.y)
-                 : "l"(p));
+    asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
     return v;
 }
 
@@ -59,8 +57,7 @@ template <class T> __device__ __forceinline__ int access_bytes(const void *base,
     return int(bits & (~bits + 1));
 }
 
-template <class T>
-__device__ __forceinline__ vec8<T> load_vec8(const T *p, int width) {
+template <class T> __device__ __forceinline__ vec8<T> load_vec8(const T *p, int width) {
     vec8<T> v;
     if (width == 16) {
 #pragma unroll
@@ -104,6 +101,7 @@ __device__ __forceinline__ vec8<bf16> load_vec8_edge(const bf16 *p, i64 count) {
 __device__ __forceinline__ vec8<fp32> load_vec8_edge(const fp32 *p, i64 count) {
     vec8<fp32> v;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v.w[i] = i < count ? __ldg(reinterpret_cast<const u32 *>(p) + i) : 0;
+    for (int i = 0; i < 8; ++i)
+        v.w[i] = i < count ? __ldg(reinterpret_cast<const u32 *>(p) + i) : 0;
     return v;
 }

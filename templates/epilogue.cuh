@@ -1,0 +1,170 @@
+// epilogue.cuh - accumulators to the output: scales, bias, rounding, and the way out.
+//
+// A warpgroup's 64 rows leave in slabs of 128 bytes a row, laid into shared memory with the 128-byte
+// swizzle. By TMA, where the output's address and leading dim are multiples of 16 bytes: the store (or
+// reduce-add) drains while the next slab is filled and the next tile multiplied. Otherwise by the threads,
+// with the widest access that the output's alignment allows; nothing outside the output is touched.
+// Which of the two is the caller's choice, call by call.
+//
+// Order of the scales: the smaller of the two first, so that no product on the way overflows or vanishes
+// that the result would not. A sum into bf16 or fp16 is formed in fp32 and rounded once, so it takes the
+// threads' way.
+#pragma once
+
+template <class T, int n> struct alignas(n * sizeof(T)) pack { T e[n]; };
+
+template <class T> __device__ __forceinline__ u32 pack2(float low, float high);
+template <> __device__ __forceinline__ u32 pack2<bf16>(float low, float high) {
+    u32 w;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+    return w;
+}
+template <> __device__ __forceinline__ u32 pack2<fp16>(float low, float high) {
+    u32 w;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+    return w;
+}
+
+struct output {
+    const tensor_map *map;
+    out_t *base;
+    i64 ld;
+    int rows, cols;
+    int by_tma;
+};
+
+struct scales {
+    float smaller, larger;
+    const bf16 *bias;
+};
+
+__device__ __forceinline__ float finished(float x, const scales &s) {
+    return x * s.smaller * s.larger;
+}
+
+// 16-byte chunk c of row r.
+__device__ __forceinline__ u32 chunk_at(u32 slab, int r, int c) {
+    return slab + r * slab_row_bytes + ((c ^ (r & 7)) * 16);
+}
+
+// A 64-row accumulator fragment: d[4j], d[4j+1] are columns 8j + 2 quad, + 1 of row lane / 4 of the
+// warp's 16, d[4j+2], d[4j+3] the same of row lane / 4 + 8.
+template <class T> // 16 bits: stmatrix takes four 8 x 8 matrices, rows 0-7 and 8-15 of two chunks
+__device__ __forceinline__ void fill(u32 slab, const float *d, int warp, int lane, T) {
+    int r = warp * 16 + lane % 16;
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+        asm volatile(
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                chunk_at(slab, r, 2 * j + lane / 16)),
+            "r"(pack2<T>(d[8 * j], d[8 * j + 1])), "r"(pack2<T>(d[8 * j + 2], d[8 * j + 3])),
+            "r"(pack2<T>(d[8 * j + 4], d[8 * j + 5])), "r"(pack2<T>(d[8 * j + 6], d[8 * j + 7]))
+            : "memory");
+}
+__device__ __forceinline__ void fill(u32 slab, const float *d, int warp, int lane, fp32) {
+    int quad = lane % 4;
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            u32 at =
+                chunk_at(slab, warp * 16 + lane / 4 + 8 * half, 2 * j + quad / 2) + quad % 2 * 8;
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(d[4 * j + 2 * half]),
+                         "f"(d[4 * j + 2 * half + 1])
+                         : "memory");
+        }
+}
+
+// n elements at a time of one chunk, `count` of them inside the output.
+template <int n>
+__device__ __forceinline__ void store_chunk(out_t *target, const slab_t *x, int count) {
+    constexpr int chunk = 16 / sizeof(slab_t);
+#pragma unroll
+    for (int i = 0; i < chunk; i += n) {
+        if (i + n <= count) {
+            pack<out_t, n> y = {};
+            if (add) y = *reinterpret_cast<const pack<out_t, n> *>(target + i);
+#pragma unroll
+            for (int k = 0; k < n; ++k)
+                y.e[k] = from_float<out_t>(add ? to_float(y.e[k]) + to_float(x[i + k])
+                                               : to_float(x[i + k]));
+            *reinterpret_cast<pack<out_t, n> *>(target + i) = y;
+        } else if (n > 1) {
+#pragma unroll
+            for (int k = 0; k < n; ++k)
+                if (i + k < count)
+                    target[i + k] = from_float<out_t>(
+                        add ? to_float(target[i + k]) + to_float(x[i + k]) : to_float(x[i + k]));
+        }
+    }
+}
+
+// The slab by the warpgroup's threads; eight neighbours write one row.
+__device__ __forceinline__ void store_slab(u32 slab, const output &out, int row, int col) {
+    constexpr int chunk = 16 / sizeof(slab_t), whole = chunk * sizeof(out_t);
+    int elements = min(access_bytes<out_t>(out.base, out.ld), whole) / int(sizeof(out_t));
+#pragma unroll 1
+    for (int i = thread() % 128; i < slab_rows * 8; i += 128) {
+        int r = i / 8, c = i % 8;
+        int count = row + r < out.rows ? min(chunk, out.cols - (col + c * chunk)) : 0;
+        if (count <= 0) continue;
+        pack<slab_t, chunk> x;
+        u32(&w)[4] = reinterpret_cast<u32(&)[4]>(x);
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                     : "r"(chunk_at(slab, r, c)));
+        out_t *target = out.base + (row + r) * out.ld + col + c * chunk;
+        if (elements == 8)
+            store_chunk<(chunk < 8 ? chunk : 8)>(target, x.e, count);
+        else if (elements == 4)
+            store_chunk<4>(target, x.e, count);
+        else if (elements == 2)
+            store_chunk<2>(target, x.e, count);
+        else
+            store_chunk<1>(target, x.e, count);
+    }
+}
+
+// The warpgroup's 64 x bn accumulator of one wave to rows [row, row + 64), columns [col, col + bn).
+// `turn` is the slab to use next, over the life of the warpgroup.
+__device__ __forceinline__ void write_out(float (&d)[accumulators], const scales &s,
+                                          const output &out, u32 base, int &turn, int row,
+                                          int col) {
+    u32 slabs_at = base + slabs_offset + warpgroup() * slabs * slab_bytes;
+    int barrier = slab_barrier + warpgroup();
+    int lane = thread() % 32, warp = thread() / 32 % 4;
+    bool leader = thread() % 128 == 0;
+#pragma unroll
+    for (int i = 0; i < accumulators; ++i) d[i] = finished(d[i], s);
+    if (s.bias) {
+#pragma unroll
+        for (int j = 0; j < bn / 8; ++j) {
+            int c = col + 8 * j + 2 * (lane % 4);
+            float b0 = c < out.cols ? to_float(s.bias[c]) : 0.0f;
+            float b1 = c + 1 < out.cols ? to_float(s.bias[c + 1]) : 0.0f;
+            d[4 * j] += b0, d[4 * j + 1] += b1, d[4 * j + 2] += b0, d[4 * j + 3] += b1;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < bn / slab_cols; ++i) {
+        u32 slab = slabs_at + turn * slab_bytes;
+        turn ^= 1;
+        if (leader) tma_wait_read<slabs - 1>();
+        named_barrier(barrier, 128);
+        fill(slab, d + i * slab_cols / 2, warp, lane, slab_t{});
+        fence_async_shared();
+        named_barrier(barrier, 128);
+        int first = col + i * slab_cols;
+        if (!out.by_tma) {
+            store_slab(slab, out, row, first);
+        } else if (leader) {
+            if (row < out.rows && first < out.cols) {
+                if (add)
+                    tma_add(*out.map, slab, first, row);
+                else
+                    tma_store(*out.map, slab, first, row);
+            }
+            tma_commit();
+        }
+    }
+}

@@ -1,0 +1,165 @@
+// mainloop.cuh - what a consumer warpgroup does between two tiles: wait for a stage, multiply, hand the
+// stage back. Included by the GEMM template after its constants and its wgmma.
+//
+//   multiply_fast   one accumulator over all of K, one wgmma group always in flight
+//   multiply_split  every 128 of K is summed apart and added in fp32 registers, since the tensor core's own
+//                   accumulator keeps only about 13 bits of fraction. With two partial accumulators the
+//                   next block multiplies while this one is added; with one, the two warpgroups fill each
+//                   other's gaps.
+#pragma once
+
+// Read anew at every use (volatile): kept over the main loop it would cost a register too many.
+__device__ __forceinline__ int thread() {
+    int t;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
+    return t;
+}
+__device__ __forceinline__ int warpgroup() { return thread() / 128; }
+
+// A consumer's view of the ring. Everything but its place in the ring is computed anew where it is needed:
+// the accumulators leave few registers.
+struct pipeline {
+    u32 base; // shared address of the first stage; the barriers lie at fixed offsets from it
+    ring<stages> at;
+
+    __device__ __forceinline__ u32 full() const { return base + barriers_offset + 8 * at.stage; }
+    // 64 rows of a, all of b
+    __device__ __forceinline__ u64 a(int wave) const {
+        int row = (pingpong ? 0 : warpgroup() * waves * 64) + 64 * wave;
+        return matrix_descriptor(base + at.stage * stage_bytes + row * bk);
+    }
+    __device__ __forceinline__ u64 b() const {
+        return matrix_descriptor(base + at.stage * stage_bytes + a_bytes);
+    }
+    __device__ __forceinline__ void wait() const { mbarrier_wait(full(), at.phase); }
+    // Every warp tells every CTA that writes into this stage.
+    __device__ __forceinline__ void release(int stage) const {
+        u32 empty = base + barriers_offset + 8 * (stages + stage);
+        int lane = thread() % 32;
+        if (cluster == 1) {
+            if (lane == 0) mbarrier_arrive(empty);
+        } else {
+            if (lane < cluster) mbarrier_arrive_at(empty, lane);
+        }
+    }
+    // pingpong: wait for this warpgroup's turn, and pass it on once the last block of K is under way: the
+    // other one's wgmma then queue behind it.
+    __device__ __forceinline__ void take_turn() const {
+        if (pingpong) named_barrier(turn_barrier + warpgroup(), 256);
+    }
+    __device__ __forceinline__ void pass_turn() const {
+        if (pingpong) named_arrive(turn_barrier + 1 - warpgroup(), 256);
+    }
+};
+
+constexpr int wgmma_depth = 32; // bytes of K in one wgmma
+constexpr int descriptor_step = wgmma_depth / 16;
+
+// One block of K of one wave. `fresh`: start from zero.
+__device__ __forceinline__ void multiply_block(float (&d)[accumulators], u64 a, u64 b, bool fresh) {
+#pragma unroll
+    for (int i = 0; i < bk / wgmma_depth; ++i)
+        wgmma(d, a + i * descriptor_step, b + i * descriptor_step, !(fresh && i == 0));
+}
+
+__device__ __forceinline__ void multiply_fast(float (&acc)[waves][accumulators], pipeline &p,
+                                              int blocks) {
+    int previous = 0;
+    p.take_turn();
+    for (int k = 0; k < blocks; ++k) {
+        p.wait();
+        wgmma_begin();
+#pragma unroll
+        for (int w = 0; w < waves; ++w) multiply_block(acc[w], p.a(w), p.b(), k == 0);
+        wgmma_commit();
+        if (k > 0) {
+            wgmma_wait<1>();
+            p.release(previous);
+        }
+        previous = p.at.stage;
+        p.at.next();
+    }
+    p.pass_turn();
+    wgmma_wait<0>();
+    p.release(previous);
+}
+
+__device__ __forceinline__ void promote(float (&acc)[accumulators],
+                                        const float (&part)[accumulators]) {
+#pragma unroll
+    for (int i = 0; i < accumulators; ++i) acc[i] += part[i];
+}
+
+// Starts the next block into `part` and returns its stage.
+__device__ __forceinline__ int start_block(float (&part)[accumulators], pipeline &p) {
+    int stage = p.at.stage;
+    p.wait();
+    wgmma_begin();
+    multiply_block(part, p.a(0), p.b(), true);
+    wgmma_commit();
+    p.at.next();
+    return stage;
+}
+
+template <int pending>
+__device__ __forceinline__ void finish_block(float (&acc)[accumulators],
+                                             float (&part)[accumulators], const pipeline &p,
+                                             int stage) {
+    wgmma_wait<pending>();
+    p.release(stage);
+    promote(acc, part);
+}
+
+// Two partial accumulators in turn; one wave only.
+__device__ __forceinline__ void multiply_split_double(float (&acc)[accumulators], pipeline &p,
+                                                      int blocks) {
+    float part[2][accumulators];
+    int even = start_block(part[0], p), odd, k = 1;
+    for (; k + 1 < blocks; k += 2) {
+        odd = start_block(part[1], p);
+        finish_block<1>(acc, part[0], p, even);
+        even = start_block(part[0], p);
+        finish_block<1>(acc, part[1], p, odd);
+    }
+    if (k < blocks) {
+        odd = start_block(part[1], p);
+        finish_block<1>(acc, part[0], p, even);
+        finish_block<0>(acc, part[1], p, odd);
+    } else {
+        finish_block<0>(acc, part[0], p, even);
+    }
+}
+
+__device__ __forceinline__ void multiply_split_single(float (&acc)[waves][accumulators],
+                                                      pipeline &p, int blocks) {
+    float part[accumulators];
+    for (int k = 0; k < blocks; ++k) {
+        p.wait();
+#pragma unroll
+        for (int w = 0; w < waves; ++w) {
+            wgmma_begin();
+            multiply_block(part, p.a(w), p.b(), true);
+            wgmma_commit();
+            wgmma_wait<0>();
+            if (w == waves - 1) p.release(p.at.stage);
+            promote(acc[w], part);
+        }
+        p.at.next();
+    }
+}
+
+__device__ __forceinline__ void multiply(float (&acc)[waves][accumulators], pipeline &p,
+                                         int blocks) {
+    if (partials == 0) {
+        multiply_fast(acc, p, blocks);
+    } else {
+#pragma unroll
+        for (int w = 0; w < waves; ++w)
+#pragma unroll
+            for (int i = 0; i < accumulators; ++i) acc[w][i] = 0.0f;
+        if (partials == 2)
+            multiply_split_double(acc[0], p, blocks);
+        else
+            multiply_split_single(acc, p, blocks);
+    }
+}

@@ -1,0 +1,38 @@
+// scheduler.cuh - which tile comes next, and which stage of the ring.
+//
+// Tiles of the output are visited in groups of `group` rows of clusters; inside a group down the rows
+// first, so that the clusters at work together share few rows of a and few of b, which L2 then holds.
+#pragma once
+#include "types.cuh"
+
+struct tile_at {
+    int m, n; // m in clusters, n in tiles
+};
+
+struct raster {
+    int rows, cols, group; // clusters along m, tiles along n
+
+    __device__ __forceinline__ int count() const { return rows * cols; }
+    __device__ __forceinline__ tile_at at(int t) const {
+        int per_group = group * cols;
+        int g = t / per_group, inside = t - g * per_group;
+        int height = min(group, rows - g * group);
+        int n = inside / height;
+        return {g * group + (inside - n * height), n};
+    }
+};
+
+// A place in the ring of stages, and how often the ring has been gone round (mod 2).
+template <int stages> struct ring {
+    int stage = 0;
+    u32 phase = 0;
+
+    __device__ __forceinline__ void next() {
+        if (++stage == stages) stage = 0, phase ^= 1;
+    }
+    __device__ __forceinline__ void skip(int count) {
+        count += stage;
+        phase ^= (count / stages) & 1;
+        stage = count % stages;
+    }
+};
