@@ -84,8 +84,13 @@ struct fp8_encoding {
     float magic; /* 2^23 subnormal steps: adding it rounds a subnormal to whole steps */
 };
 
-/* Encodes product = x * scale; x_bits are the bits of x as float32. */
-static inline uint8_t fp8_encode_product(uint32_t x_bits, float product, struct fp8_encoding to)
+static const struct fp8_encoding fp8_encoding_e4m3 = { 3u, 120u << 3, 0x7Fu, FP8_E4M3_MAXIMUM,
+                                                       0x1p14f };
+static const struct fp8_encoding fp8_encoding_e5m2 = { 2u, 112u << 2, 0x7Cu, FP8_E5M2_MAXIMUM,
+                                                       0x1p7f };
+
+/* Code of product = x * scale for a finite x, the bits of which are x_bits. */
+static inline uint32_t fp8_encode_finite(uint32_t x_bits, float product, struct fp8_encoding to)
 {
     uint32_t shift = 23u - to.mantissa_bits;
     uint32_t size = fp8_bits_of_float(product) & 0x7FFFFFFFu;
@@ -98,13 +103,23 @@ static inline uint8_t fp8_encode_product(uint32_t x_bits, float product, struct 
         fp8_bits_of_float(fp8_float_of_bits(size) + to.magic) - fp8_bits_of_float(to.magic);
     uint32_t smallest_normal = (to.rebias + (1u << to.mantissa_bits)) << shift;
     uint32_t code = fp8_select(fp8_mask(size < smallest_normal), tiny, normal);
+    return code | ((x_bits >> 24) & 0x80u);
+}
 
-    uint32_t x_size = x_bits & 0x7FFFFFFFu;
-    uint32_t sign = (x_bits >> 24) & 0x80u;
-    code = fp8_select(fp8_mask(x_size >= 0x7F800000u), to.infinity, code) | sign;
+static inline bool fp8_is_finite(uint32_t x_bits)
+{
+    return (x_bits & 0x7FFFFFFFu) < 0x7F800000u;
+}
+
+static inline uint8_t fp8_encode_product(uint32_t x_bits, float product, struct fp8_encoding to)
+{
+    if (fp8_is_finite(x_bits))
+        return (uint8_t)fp8_encode_finite(x_bits, product, to);
     /* a NaN, and an infinity where the format has none, is 0x7F without a sign */
-    uint32_t finite_or_inf = to.infinity == 0x7Fu ? 0x7F7FFFFFu : 0x7F800000u;
-    return (uint8_t)fp8_select(fp8_mask(x_size > finite_or_inf), 0x7Fu, code);
+    bool is_infinity = (x_bits & 0x7FFFFFFFu) == 0x7F800000u;
+    if (!is_infinity || to.infinity == 0x7Fu)
+        return 0x7Fu;
+    return (uint8_t)(to.infinity | ((x_bits >> 24) & 0x80u));
 }
 
 /* cast(x * scale). scale is finite and positive. */

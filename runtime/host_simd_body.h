@@ -37,13 +37,24 @@ SIMD_TARGET static void SIMD_NAME(multiply)(const float *a, const float *b, int6
     }
 }
 
+/* All of a piece as if it were finite, which vectorises well; again, one by one, if it was not. The codes
+ * stay words until all are there: narrowed in the same loop, gcc would narrow every term of theirs. */
 #define SIMD_ENCODE(from, type, to_float, to)                                                      \
     SIMD_TARGET static void SIMD_NAME(encode_##from##_##to)(const void *source, float scale,       \
                                                             uint8_t *codes)                        \
     {                                                                                              \
         const type *restrict in = source;                                                          \
         uint8_t *restrict out = codes;                                                             \
+        uint32_t words[FP8_HOST_PIECE], largest = 0;                                               \
+        for (int i = 0; i < FP8_HOST_PIECE; i++) {                                                 \
+            float x = to_float(in[i]);                                                             \
+            uint32_t bits = fp8_bits_of_float(x), size = bits & 0x7FFFFFFFu;                       \
+            largest = largest > size ? largest : size;                                             \
+            words[i] = fp8_encode_finite(bits, x * scale, fp8_encoding_##to);                      \
+        }                                                                                          \
         for (int i = 0; i < FP8_HOST_PIECE; i++)                                                   \
+            out[i] = (uint8_t)words[i];                                                            \
+        for (int i = 0; i < FP8_HOST_PIECE && !fp8_is_finite(largest); i++)                        \
             out[i] = fp8_encode_##to(to_float(in[i]), scale);                                      \
     }
 SIMD_ENCODE(bf16, uint16_t, fp8_bf16_to_float, e4m3)
