@@ -78,7 +78,7 @@
  *             "<buffer>.ld"      elements from row to row     "<buffer>.rows"  its rows (padded)
  *             "accumulate"       the call's accumulate flag (0 or 1)
  *   Every argument of the op is given. Ops other than gemm name the `kernel` that implements them on
- *   CUDA; the host backend executes the op itself.
+ *   CUDA; the host backend executes the op itself. They also have a "reason", for people.
  *   gemm steps have, besides args:
  *     a_dtype, b_dtype  "e4m3" | "e5m2"       out_dtype "bf16" | "fp32"
  *     accumulation      "fast" | "split"

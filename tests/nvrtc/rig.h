@@ -22,8 +22,9 @@ void rig_remove(const char *path);
 /* A session with this spec; fails the test if the spec is wrong. template_dir may be NULL. */
 struct fp8gen *rig_open(const char *spec, const char *template_dir);
 
-/* The built-in templates as files. */
-void rig_copy_templates(const char *folder);
+/* The built-in templates as files. With `only`, the others are kernels that do nothing and compile at
+ * once; NULL = all as they are. */
+void rig_copy_templates(const char *folder, const char *only);
 
 /* Whole files; the text is malloc'ed and ends in NUL. NULL if the file is not there. */
 char *rig_read(const char *path, size_t *size);

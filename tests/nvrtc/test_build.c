@@ -150,19 +150,23 @@ static void test_current_folder_stays(void **state)
     (void)state;
     char before[RIG_PATH], after[RIG_PATH];
     assert_non_null(getcwd(before, sizeof(before)));
-    build("one", "sm_90a", 2, NULL, FP8GEN_OK);
+    char templates[RIG_PATH];
+    rig_scratch(templates);
+    rig_copy_templates(templates, "none");
+    build("one", "sm_90a", 2, templates, FP8GEN_OK);
     assert_non_null(getcwd(after, sizeof(after)));
     assert_string_equal(before, after);
+    rig_remove(templates);
 }
 
 static void test_failed_build_keeps_the_old_one(void **state)
 {
     (void)state;
     char templates[RIG_PATH], path[2 * RIG_PATH];
-    build("bundle", "sm_90a", 0, NULL, FP8GEN_OK);
-    json_t *before = manifest_of("bundle");
     rig_scratch(templates);
-    rig_copy_templates(templates);
+    rig_copy_templates(templates, "none");
+    build("bundle", "sm_90a", 0, templates, FP8GEN_OK);
+    json_t *before = manifest_of("bundle");
     snprintf(path, sizeof(path), "%s/store.cu", templates);
     rig_write(path, "#error planted by a test\n");
     build("bundle", "sm_90a", 0, templates, FP8GEN_ERR_SPEC);

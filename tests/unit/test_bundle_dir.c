@@ -347,6 +347,25 @@ static void test_race(void **state)
     assert_int_equal(entries(scratch), 1);
 }
 
+/* Every request for memory fails once, from some point on: a clean error and nothing left behind. */
+static void test_out_of_memory(void **state)
+{
+    (void)state;
+    fp8gen_status status = FP8GEN_ERR_MACHINE;
+    for (int64_t n = 1; status != FP8GEN_OK; n += 1 + n / 16) {
+        fp8gen *gen = open_model(64);
+        fp8gen_build_options options = FP8GEN_BUILD_OPTIONS_INIT;
+        options.archs = "none";
+        options.output_dir = in_scratch("bundle");
+        gen_alloc_fail(n, true);
+        status = fp8gen_build(gen, &options);
+        gen_alloc_fail(0, false);
+        assert_true(status == FP8GEN_OK || status == FP8GEN_ERR_MACHINE);
+        assert_int_equal(entries(scratch), status == FP8GEN_OK);
+        fp8gen_close(gen);
+    }
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, make_scratch, drop_scratch)
 
 int main(void)
@@ -359,6 +378,7 @@ int main(void)
         CASE(test_full_disk),
         CASE(test_wrong_options),
         CASE(test_race),
+        CASE(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 #include <lauxlib.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "gen/internal.h"
@@ -196,6 +197,52 @@ static void test_line_count_stays(void **state)
     buf_free(&text);
 }
 
+/* The indented block that follows the words, without its indentation; ends before the next text. */
+static void block_after(const char *text, const char *words, struct buf *block)
+{
+    const char *at = strstr(text, words);
+    assert_non_null(at);
+    at = strstr(at, "\n\n");
+    assert_non_null(at);
+    for (at += 2; strncmp(at, "    ", 4) == 0 || *at == '\n';) {
+        size_t size = strcspn(at, "\n") + 1, indent = *at == '\n' ? 0 : 4;
+        buf_put(block, at + indent, size - indent);
+        at += size;
+    }
+    assert_true(block->size > 0);
+    block->data[block->size - 1] = '\0'; /* the blank line before the text */
+}
+
+/* The example on the page of the syntax is true. */
+static void test_readme(void **state)
+{
+    (void)state;
+    static char page[16384];
+    FILE *file = fopen("templates/README.md", "r");
+    assert_non_null(file);
+    size_t size = fread(page, 1, sizeof(page) - 1, file);
+    fclose(file);
+    assert_true(size > 1000 && size < sizeof(page) - 1);
+    struct buf text = { 0 }, wanted = { 0 };
+    block_after(page, "## An example", &text);
+    block_after(page, "this becomes", &wanted);
+    /* The result names the template after its own first comment. */
+    struct buf named = { 0 };
+    for (const char *at = wanted.data; *at != '\0';) {
+        size_t line = strcspn(at, "\n") + 1;
+        if (strncmp(at, "#line", 5) == 0)
+            buf_printf(&named, "#line %ld \"t.cu\"\n", strtol(at + 5, NULL, 10));
+        else
+            buf_put(&named, at, line);
+        at += line;
+    }
+    expect_text(text.data, "entry = 'fp8_scale', source = 'fp32', format = 'e4m3', steps = 2",
+                named.data);
+    buf_free(&text);
+    buf_free(&wanted);
+    buf_free(&named);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -203,7 +250,7 @@ int main(void)
         cmocka_unit_test(test_floats_are_exact), cmocka_unit_test(test_dollar),
         cmocka_unit_test(test_lua_lines),        cmocka_unit_test(test_line_numbers),
         cmocka_unit_test(test_unset_names),      cmocka_unit_test(test_lua_errors),
-        cmocka_unit_test(test_line_count_stays),
+        cmocka_unit_test(test_line_count_stays), cmocka_unit_test(test_readme),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

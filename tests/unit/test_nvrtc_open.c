@@ -101,7 +101,7 @@ static void test_wrong_path(void **state)
 static bool make_fake(const char *name, int major)
 {
     const char *compiler = getenv("FP8_TEST_CC");
-    char source[256], command[1024];
+    char source[300], command[1024];
     snprintf(source, sizeof(source), "%s.c", in_folder(name));
     FILE *file = fopen(source, "w");
     assert_non_null(file);
