@@ -33,7 +33,8 @@ void *fp8_arena_allocate(struct fp8_arena *arena, size_t bytes)
     if (!block || block->size - block->used < bytes) {
         size_t size = bytes > ARENA_BLOCK ? bytes : ARENA_BLOCK;
         struct fp8_arena_block *fresh = fp8_allocate(sizeof *fresh + size);
-        if (!fresh) return NULL;
+        if (!fresh)
+            return NULL;
         fresh->size = size;
         fresh->next = block;
         arena->blocks = block = fresh;
@@ -67,18 +68,21 @@ static char *join(const char *folder, const char *name)
 {
     size_t size = strlen(folder) + strlen(name) + 2;
     char *path = fp8_allocate(size);
-    if (path) snprintf(path, size, "%s/%s", folder, name);
+    if (path)
+        snprintf(path, size, "%s/%s", folder, name);
     return path;
 }
 
 static fp8_status read_open_file(FILE *file, const char *path, char **data, size_t *size)
 {
     long length = -1;
-    if (fseek(file, 0, SEEK_END) == 0) length = ftell(file);
+    if (fseek(file, 0, SEEK_END) == 0)
+        length = ftell(file);
     if (length < 0 || length > file_limit || fseek(file, 0, SEEK_SET) != 0)
         return fp8_fail(FP8_ERR_BUNDLE, "%s is no readable file of a bundle", path);
     *data = fp8_allocate((size_t)length + 1);
-    if (!*data) return fp8_fail_memory(path, (size_t)length + 1);
+    if (!*data)
+        return fp8_fail_memory(path, (size_t)length + 1);
     *size = fread(*data, 1, (size_t)length, file);
     if (*size != (size_t)length)
         return fp8_fail(FP8_ERR_BUNDLE, "%s could be read up to byte %zu of %ld only", path, *size,
@@ -111,9 +115,10 @@ static fp8_status check_cubin(const char *path, const struct fp8_cubin *cubin, c
     char text[33];
     snprintf(text, sizeof text, "%016" PRIx64 "%016" PRIx64, hash.high64, hash.low64);
     if (strcmp(text, cubin->xxh128) != 0)
-        return fp8_fail(FP8_ERR_BUNDLE,
-                        "%s was altered: its xxh128 is %s, the manifest says %.40s; rebuild the bundle",
-                        path, text, cubin->xxh128);
+        return fp8_fail(
+            FP8_ERR_BUNDLE,
+            "%s was altered: its xxh128 is %s, the manifest says %.40s; rebuild the bundle", path,
+            text, cubin->xxh128);
     return FP8_OK;
 }
 
@@ -126,7 +131,8 @@ static const char *choose_arch(const struct fp8_manifest *manifest, int32_t arch
         char wanted[32];
         snprintf(wanted, sizeof wanted, "sm_%d%s", arch, specific ? "a" : "");
         for (int i = 0; i < manifest->arch_count; i++) {
-            if (strcmp(manifest->archs[i], wanted) == 0) return manifest->archs[i];
+            if (strcmp(manifest->archs[i], wanted) == 0)
+                return manifest->archs[i];
         }
     }
     return NULL;
@@ -139,14 +145,16 @@ static fp8_status no_arch(const struct fp8_bundle *bundle)
     char list[160] = "";
     size_t at = 0;
     for (int i = 0; i < manifest->arch_count && at + 1 < sizeof list; i++) {
-        int length = snprintf(list + at, sizeof list - at, "%s%s", i ? ", " : "", manifest->archs[i]);
+        int length =
+            snprintf(list + at, sizeof list - at, "%s%s", i ? ", " : "", manifest->archs[i]);
         at += length > 0 ? (size_t)length : 0;
     }
-    return fp8_fail(FP8_ERR_ARCH,
-                    "the bundle %s has kernels for %s, but device %d (%s) has compute capability %d.%d; "
-                    "rebuild it with --arch sm_%da",
-                    bundle->path, manifest->arch_count ? list : "no GPU", context->device,
-                    context->name, context->arch / 10, context->arch % 10, context->arch);
+    return fp8_fail(
+        FP8_ERR_ARCH,
+        "the bundle %s has kernels for %s, but device %d (%s) has compute capability %d.%d; "
+        "rebuild it with --arch sm_%da",
+        bundle->path, manifest->arch_count ? list : "no GPU", context->device, context->name,
+        context->arch / 10, context->arch % 10, context->arch);
 }
 
 static fp8_status open_cubin(struct fp8_bundle *bundle, struct fp8_kernel *kernel,
@@ -155,10 +163,13 @@ static fp8_status open_cubin(struct fp8_bundle *bundle, struct fp8_kernel *kerne
     char *data = NULL;
     size_t size = 0;
     char *path = join(bundle->path, cubin->file);
-    if (!path) return fp8_fail_memory("a path", strlen(bundle->path));
+    if (!path)
+        return fp8_fail_memory("a path", strlen(bundle->path));
     fp8_status status = read_file(path, &data, &size);
-    if (status == FP8_OK) status = check_cubin(path, cubin, data, size);
-    if (status == FP8_OK && load) status = fp8_kernel_load(bundle->context, kernel, data);
+    if (status == FP8_OK)
+        status = check_cubin(path, cubin, data, size);
+    if (status == FP8_OK && load)
+        status = fp8_kernel_load(bundle->context, kernel, data);
     fp8_release(data);
     fp8_release(path);
     return status;
@@ -170,7 +181,8 @@ static fp8_status open_kernels(struct fp8_bundle *bundle)
     const char *arch = NULL;
     if (!bundle->context->is_host) {
         arch = choose_arch(manifest, bundle->context->arch);
-        if (!arch) return no_arch(bundle);
+        if (!arch)
+            return no_arch(bundle);
     }
     for (int i = 0; i < manifest->kernel_count; i++) {
         struct fp8_kernel *kernel = &manifest->kernels[i];
@@ -188,14 +200,17 @@ static fp8_status open_into(struct fp8_bundle *bundle, const char *path)
 {
     size_t length = 0;
     bundle->path = fp8_arena_copy(&bundle->arena, path);
-    if (!bundle->path) return fp8_fail_memory("a bundle", strlen(path));
+    if (!bundle->path)
+        return fp8_fail_memory("a bundle", strlen(path));
     char *file = join(path, FP8_BUNDLE_MANIFEST);
-    if (!file) return fp8_fail_memory("a path", strlen(path));
+    if (!file)
+        return fp8_fail_memory("a path", strlen(path));
     fp8_status status = read_file(file, &bundle->text, &length);
     if (status == FP8_OK)
         status = fp8_manifest_parse(file, bundle->text, length, &bundle->arena, &bundle->manifest);
     fp8_release(file);
-    if (status != FP8_OK) return status;
+    if (status != FP8_OK)
+        return status;
     bool pushed;
     FP8_TRY(fp8_context_enter(bundle->context, &pushed));
     status = open_kernels(bundle);
@@ -205,12 +220,14 @@ static fp8_status open_into(struct fp8_bundle *bundle, const char *path)
 
 fp8_status fp8_bundle_open(fp8_context *context, const char *path, fp8_bundle **bundle)
 {
-    if (!bundle) return fp8_fail(FP8_ERR_ARGUMENT, "bundle_open: bundle is NULL");
+    if (!bundle)
+        return fp8_fail(FP8_ERR_ARGUMENT, "bundle_open: bundle is NULL");
     *bundle = NULL;
     if (!context || !path)
         return fp8_fail(FP8_ERR_ARGUMENT, "bundle_open: %s is NULL", context ? "path" : "context");
     struct fp8_bundle *made = fp8_allocate(sizeof *made);
-    if (!made) return fp8_report(context, fp8_fail_memory("a bundle", sizeof *made));
+    if (!made)
+        return fp8_report(context, fp8_fail_memory("a bundle", sizeof *made));
     made->context = context;
     fp8_status status = open_into(made, path);
     if (status != FP8_OK) {
@@ -225,7 +242,8 @@ fp8_status fp8_bundle_open(fp8_context *context, const char *path, fp8_bundle **
 
 void fp8_bundle_close(fp8_bundle *bundle)
 {
-    if (!bundle) return;
+    if (!bundle)
+        return;
     bool pushed = false;
     if (!bundle->context->is_host && fp8_context_enter(bundle->context, &pushed) == FP8_OK) {
         for (int i = 0; i < bundle->manifest.kernel_count; i++)
@@ -244,7 +262,8 @@ int32_t fp8_bundle_layer_count(const fp8_bundle *bundle)
 
 const char *fp8_bundle_layer_name(const fp8_bundle *bundle, int32_t index)
 {
-    if (!bundle || index < 0 || index >= bundle->manifest.layer_count) return NULL;
+    if (!bundle || index < 0 || index >= bundle->manifest.layer_count)
+        return NULL;
     return bundle->manifest.layers[index].name;
 }
 

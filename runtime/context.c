@@ -17,11 +17,13 @@
 fp8_status fp8_context_enter(const struct fp8_context *context, bool *pushed)
 {
     *pushed = false;
-    if (context->is_host) return FP8_OK;
+    if (context->is_host)
+        return FP8_OK;
     const struct fp8_driver *driver = context->driver;
     CUcontext current = NULL;
     CUresult result = driver->ctx_get_current(&current);
-    if (result == CUDA_SUCCESS && current == (CUcontext)context->primary) return FP8_OK;
+    if (result == CUDA_SUCCESS && current == (CUcontext)context->primary)
+        return FP8_OK;
     result = driver->ctx_push((CUcontext)context->primary);
     if (result != CUDA_SUCCESS)
         return fp8_fail_cuda(driver, result, "making device %d current", context->device);
@@ -32,7 +34,8 @@ fp8_status fp8_context_enter(const struct fp8_context *context, bool *pushed)
 void fp8_context_leave(const struct fp8_context *context, bool pushed)
 {
     CUcontext popped;
-    if (pushed) (void)context->driver->ctx_pop(&popped);
+    if (pushed)
+        (void)context->driver->ctx_pop(&popped);
 }
 
 fp8_status fp8_report(const struct fp8_context *context, fp8_status status)
@@ -50,7 +53,8 @@ static fp8_status create_host(struct fp8_context *context, const fp8_context_opt
     FP8_TRY(fp8_pool_create(options->threads, &context->pool));
     context->sms = fp8_pool_threads(context->pool);
     long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-    if (pages > 0 && page > 0) context->memory_bytes = (uint64_t)pages * (uint64_t)page;
+    if (pages > 0 && page > 0)
+        context->memory_bytes = (uint64_t)pages * (uint64_t)page;
     return FP8_OK;
 }
 
@@ -59,17 +63,18 @@ static fp8_status read_device(struct fp8_context *context, CUdevice device)
     const struct fp8_driver *driver = context->driver;
     int major = 0, minor = 0, sms = 0;
     size_t memory = 0;
-    CUresult result = driver->device_get_attribute(
-        &major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
+    CUresult result =
+        driver->device_get_attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
     if (result == CUDA_SUCCESS)
-        result = driver->device_get_attribute(
-            &minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
-    if (result == CUDA_SUCCESS)
-        result = driver->device_get_attribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        result = driver->device_get_attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
                                               device);
     if (result == CUDA_SUCCESS)
+        result =
+            driver->device_get_attribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+    if (result == CUDA_SUCCESS)
         result = driver->device_get_name(context->name, sizeof context->name, device);
-    if (result == CUDA_SUCCESS) result = driver->device_total_mem(&memory, device);
+    if (result == CUDA_SUCCESS)
+        result = driver->device_total_mem(&memory, device);
     if (result != CUDA_SUCCESS)
         return fp8_fail_cuda(driver, result, "properties of device %d", context->device);
     context->arch = major * 10 + minor;
@@ -85,15 +90,18 @@ static fp8_status create_cuda(struct fp8_context *context, const fp8_context_opt
     int count = 0;
     context->device = options->device;
     CUresult result = driver->device_get_count(&count);
-    if (result != CUDA_SUCCESS) return fp8_fail_cuda(driver, result, "cuDeviceGetCount");
+    if (result != CUDA_SUCCESS)
+        return fp8_fail_cuda(driver, result, "cuDeviceGetCount");
     if (options->device >= count)
         return fp8_fail(FP8_ERR_DEVICE,
                         "context_create: device is %d, but this process sees %d device%s",
                         options->device, count, count == 1 ? "" : "s");
     CUdevice device;
     result = driver->device_get(&device, options->device);
-    if (result == CUDA_SUCCESS) result = driver->driver_get_version(&context->driver_version);
-    if (result != CUDA_SUCCESS) return fp8_fail_cuda(driver, result, "device %d", options->device);
+    if (result == CUDA_SUCCESS)
+        result = driver->driver_get_version(&context->driver_version);
+    if (result != CUDA_SUCCESS)
+        return fp8_fail_cuda(driver, result, "device %d", options->device);
     FP8_TRY(read_device(context, device));
     CUcontext primary = NULL;
     result = driver->primary_retain(&primary, device);
@@ -132,12 +140,15 @@ static fp8_status check_options(const fp8_context_options *options)
 fp8_status fp8_context_create(const fp8_context_options *options, fp8_context **context)
 {
     static const fp8_context_options defaults = FP8_CONTEXT_OPTIONS_INIT;
-    if (!context) return fp8_fail(FP8_ERR_ARGUMENT, "context_create: context is NULL");
+    if (!context)
+        return fp8_fail(FP8_ERR_ARGUMENT, "context_create: context is NULL");
     *context = NULL;
-    if (!options) options = &defaults;
+    if (!options)
+        options = &defaults;
     FP8_TRY(check_options(options));
     struct fp8_context *made = fp8_allocate(sizeof *made);
-    if (!made) return fp8_fail_memory("a context", sizeof *made);
+    if (!made)
+        return fp8_fail_memory("a context", sizeof *made);
     fp8_log_setup(&made->log, options);
     made->max_sms = options->max_sms;
     bool is_host = options->device == FP8_DEVICE_HOST;
@@ -155,7 +166,8 @@ fp8_status fp8_context_create(const fp8_context_options *options, fp8_context **
 
 void fp8_context_destroy(fp8_context *context)
 {
-    if (!context) return;
+    if (!context)
+        return;
     fp8_pool_destroy(context->pool);
     if (context->primary) {
         bool pushed = false;

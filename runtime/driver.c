@@ -15,13 +15,13 @@
 
 #include "runtime/dynlib.h"
 
-static const char *const cuda_sonames[] = {"libcuda.so.1", "libcuda.so", NULL};
-static const char *const cublaslt_sonames[] = {"libcublasLt.so.13", "libcublasLt.so.12",
-                                               "libcublasLt.so", NULL};
+static const char *const cuda_sonames[] = { "libcuda.so.1", "libcuda.so", NULL };
+static const char *const cublaslt_sonames[] = { "libcublasLt.so.13", "libcublasLt.so.12",
+                                                "libcublasLt.so", NULL };
 
 static const struct fp8_dynlib_spec library_specs[] = {
-    [FP8_LIBRARY_CUDA] = {"libcuda (the NVIDIA driver)", NULL, cuda_sonames, false},
-    [FP8_LIBRARY_CUBLASLT] = {"cuBLASLt", "FP8_CUBLASLT_PATH", cublaslt_sonames, true},
+    [FP8_LIBRARY_CUDA] = { "libcuda (the NVIDIA driver)", NULL, cuda_sonames, false },
+    [FP8_LIBRARY_CUBLASLT] = { "cuBLASLt", "FP8_CUBLASLT_PATH", cublaslt_sonames, true },
 };
 enum { LIBRARY_COUNT = sizeof library_specs / sizeof library_specs[0] };
 
@@ -34,7 +34,8 @@ static fp8_status open_locked(fp8_library library)
 {
     char message[FP8_DYNLIB_MESSAGE_SIZE];
     struct fp8_dynlib *lib = &libraries[library];
-    if (lib->handle) return FP8_OK;
+    if (lib->handle)
+        return FP8_OK;
     if (!fp8_dynlib_open(&library_specs[library], lib, message, sizeof message)) {
         return fp8_fail(FP8_ERR_LIBRARY, "%s", message);
     }
@@ -53,8 +54,10 @@ fp8_status fp8_library_open(fp8_library library, const struct fp8_dynlib **opene
 fp8_status fp8_library_symbol(fp8_library library, const char *symbol, void **address,
                               const char **path)
 {
-    if (address) *address = NULL;
-    if (path) *path = NULL;
+    if (address)
+        *address = NULL;
+    if (path)
+        *path = NULL;
     if ((unsigned)library >= LIBRARY_COUNT) {
         return fp8_fail(FP8_ERR_ARGUMENT, "library_symbol: library is %d; pass FP8_LIBRARY_*",
                         (int)library);
@@ -70,17 +73,18 @@ fp8_status fp8_library_symbol(fp8_library library, const char *symbol, void **ad
             return fp8_fail(FP8_ERR_LIBRARY, "%s has no symbol %s", lib->path, symbol);
         }
     }
-    if (path) *path = lib->path;
+    if (path)
+        *path = lib->path;
     return FP8_OK;
 }
 
 static fp8_status fill_table_locked(void)
 {
     const struct fp8_dynlib_symbol symbols[] = {
-#define X(member, symbol, parameters) {symbol, &driver_table.member, false},
+#define X(member, symbol, parameters) { symbol, &driver_table.member, false },
         FP8_DRIVER_TABLE(X)
 #undef X
-#define X(member, symbol, parameters) {symbol, &driver_table.member, true},
+#define X(member, symbol, parameters) { symbol, &driver_table.member, true },
             FP8_DRIVER_OPTIONAL(X)
 #undef X
     };
@@ -116,8 +120,10 @@ fp8_status fp8_fail_cuda(const struct fp8_driver *driver, CUresult result, const
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
     const char *name = NULL, *text = NULL;
-    if (driver->get_error_name(result, &name) != CUDA_SUCCESS || !name) name = "unknown error";
-    if (driver->get_error_string(result, &text) != CUDA_SUCCESS || !text) text = "no description";
+    if (driver->get_error_name(result, &name) != CUDA_SUCCESS || !name)
+        name = "unknown error";
+    if (driver->get_error_string(result, &text) != CUDA_SUCCESS || !text)
+        text = "no description";
     fp8_status status = result == CUDA_ERROR_OUT_OF_MEMORY ? FP8_ERR_MEMORY : FP8_ERR_CUDA;
     return fp8_fail(status, "%s: %s (%d: %s)", what, name, (int)result, text);
 }

@@ -27,7 +27,8 @@ void fp8_frame_init(struct fp8_frame *frame, const struct fp8_layer *layer, cons
 void fp8_frame_tensor(struct fp8_frame *frame, enum fp8_slot slot, const fp8_tensor *tensor)
 {
     int buffer = frame->layer->plan->slots[slot];
-    if (buffer < 0 || !tensor) return;
+    if (buffer < 0 || !tensor)
+        return;
     frame->address[buffer] = tensor->data;
     frame->ld[buffer] = tensor->rows > 1 ? tensor->ld : tensor->cols;
     frame->rows[buffer] = tensor->rows;
@@ -36,7 +37,8 @@ void fp8_frame_tensor(struct fp8_frame *frame, enum fp8_slot slot, const fp8_ten
 void fp8_frame_address(struct fp8_frame *frame, enum fp8_slot slot, void *address)
 {
     int buffer = frame->layer->plan->slots[slot];
-    if (buffer >= 0) frame->address[buffer] = address;
+    if (buffer >= 0)
+        frame->address[buffer] = address;
 }
 
 void fp8_frame_operand(struct fp8_frame *frame, fp8_role role, const fp8_operand *operand)
@@ -57,7 +59,8 @@ static bool is_scratch(const struct fp8_layer *layer, fp8_pass pass, int buffer,
     const struct fp8_buffer *b = &layer->plan->buffers[buffer];
     if (b->object == FP8_OBJECT_WORKSPACE)
         return !(layer->context->is_host && layer->plan->passes[pass].gemm_buffers >> buffer & 1u);
-    if (b->object != FP8_OBJECT_OPERAND) return false;
+    if (b->object != FP8_OBJECT_OPERAND)
+        return false;
     return b->part == FP8_PART_SCALES || (want_row && b->part == FP8_PART_ROW);
 }
 
@@ -74,10 +77,12 @@ void fp8_frame_workspace(struct fp8_frame *frame, fp8_pass pass, void *workspace
     for (int i = 0; i < steps->buffer_count; i++) {
         int index = steps->buffers[i];
         const struct fp8_buffer *buffer = &plan->buffers[index];
-        if (buffer->object == FP8_OBJECT_CALLER) continue;
+        if (buffer->object == FP8_OBJECT_CALLER)
+            continue;
         frame->rows[index] = fp8_dim_at(&buffer->rows, frame->tokens);
         frame->ld[index] = fp8_dim_at(&buffer->cols, frame->tokens);
-        if (frame->address[index] || !is_scratch(frame->layer, pass, index, want_row)) continue;
+        if (frame->address[index] || !is_scratch(frame->layer, pass, index, want_row))
+            continue;
         frame->address[index] = (void *)at;
         at += bytes_of(buffer, frame->rows[index], frame->ld[index]);
     }
@@ -139,19 +144,22 @@ static fp8_status quantize_nothing(const struct fp8_frame *frame, const fp8_valu
     FP8_TRY(fp8_fill_words(context, scales + FP8_SCALES_SCALE, one, 1, frame->stream));
     FP8_TRY(fp8_fill_words(context, scales + FP8_SCALES_SCALE_INV, one, 1, frame->stream));
     void *dbias = args[FP8_QUANTIZE_dbias].p;
-    if (!dbias || args[FP8_QUANTIZE_accumulate].i) return FP8_OK;
+    if (!dbias || args[FP8_QUANTIZE_accumulate].i)
+        return FP8_OK;
     return fp8_fill_words(context, dbias, 0, args[FP8_QUANTIZE_cols].i, frame->stream);
 }
 
-static fp8_status run_gemm(const struct fp8_frame *frame, fp8_pass pass, const struct fp8_step *step,
-                           const fp8_value *args)
+static fp8_status run_gemm(const struct fp8_frame *frame, fp8_pass pass,
+                           const struct fp8_step *step, const fp8_value *args)
 {
     const struct fp8_context *context = frame->layer->context;
     int64_t rows = args[FP8_GEMM_rows].i, cols = args[FP8_GEMM_cols].i;
-    if (rows == 0 || cols == 0) return FP8_OK;
+    if (rows == 0 || cols == 0)
+        return FP8_OK;
     if (args[FP8_GEMM_depth].i == 0) { /* a sum over nothing */
         int64_t bytes = (int64_t)fp8_dtype_bytes(step->semantics.target_dtype);
-        if (args[FP8_GEMM_accumulate].i) return FP8_OK;
+        if (args[FP8_GEMM_accumulate].i)
+            return FP8_OK;
         return fp8_zero_2d(context, args[FP8_GEMM_out].p, args[FP8_GEMM_out_ld].i * bytes,
                            cols * bytes, rows, frame->stream);
     }
@@ -160,13 +168,15 @@ static fp8_status run_gemm(const struct fp8_frame *frame, fp8_pass pass, const s
     return fp8_gemm_run(frame->layer->gemms[pass], frame, args);
 }
 
-static fp8_status run_step(const struct fp8_frame *frame, fp8_pass pass, const struct fp8_step *step)
+static fp8_status run_step(const struct fp8_frame *frame, fp8_pass pass,
+                           const struct fp8_step *step)
 {
     fp8_value args[FP8_OP_MAX_ARGS];
     switch (step->op) {
     case FP8_OP_AMAX:
         evaluate(frame, step->args, FP8_AMAX_ARG_COUNT, args);
-        if (args[FP8_AMAX_rows].i == 0 || args[FP8_AMAX_cols].i == 0) return FP8_OK;
+        if (args[FP8_AMAX_rows].i == 0 || args[FP8_AMAX_cols].i == 0)
+            return FP8_OK;
         break;
     case FP8_OP_QUANTIZE:
         evaluate(frame, step->args, FP8_QUANTIZE_ARG_COUNT, args);
@@ -185,6 +195,7 @@ static fp8_status run_step(const struct fp8_frame *frame, fp8_pass pass, const s
 fp8_status fp8_frame_run(const struct fp8_frame *frame, fp8_pass pass, int first, int end)
 {
     const struct fp8_pass_plan *plan = &frame->layer->plan->passes[pass];
-    for (int i = first; i < end; i++) FP8_TRY(run_step(frame, pass, &plan->steps[i]));
+    for (int i = first; i < end; i++)
+        FP8_TRY(run_step(frame, pass, &plan->steps[i]));
     return FP8_OK;
 }

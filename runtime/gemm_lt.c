@@ -44,7 +44,7 @@ static fp8_status open_table(struct fp8_lt *lt)
     const struct fp8_dynlib *library;
     char message[FP8_DYNLIB_MESSAGE_SIZE];
     const struct fp8_dynlib_symbol symbols[] = {
-#define X(member, symbol) {#symbol, &lt->member, false},
+#define X(member, symbol) { #symbol, &lt->member, false },
         LT_TABLE(X)
 #undef X
     };
@@ -64,15 +64,15 @@ fp8_status fp8_lt_create(const struct fp8_context *context, struct fp8_lt **lt)
 {
     *lt = NULL;
     struct fp8_lt *made = fp8_allocate(sizeof *made);
-    if (!made) return fp8_fail_memory("cuBLASLt", sizeof *made);
+    if (!made)
+        return fp8_fail_memory("cuBLASLt", sizeof *made);
     fp8_status status = open_table(made);
     if (status == FP8_OK) {
         cublasStatus_t result = made->create(&made->handle);
         if (result != CUBLAS_STATUS_SUCCESS)
-            status = fp8_fail(result == CUBLAS_STATUS_ALLOC_FAILED ? FP8_ERR_MEMORY
-                                                                   : FP8_ERR_CUBLASLT,
-                              "cublasLtCreate on device %d: %s", context->device,
-                              made->status_name(result));
+            status = fp8_fail(
+                result == CUBLAS_STATUS_ALLOC_FAILED ? FP8_ERR_MEMORY : FP8_ERR_CUBLASLT,
+                "cublasLtCreate on device %d: %s", context->device, made->status_name(result));
     }
     if (status != FP8_OK) {
         fp8_release(made);
@@ -84,7 +84,8 @@ fp8_status fp8_lt_create(const struct fp8_context *context, struct fp8_lt **lt)
 
 void fp8_lt_destroy(struct fp8_lt *lt)
 {
-    if (!lt) return;
+    if (!lt)
+        return;
     (void)lt->destroy(lt->handle);
     fp8_release(lt);
 }
@@ -132,20 +133,23 @@ static cublasStatus_t set_op(const struct fp8_lt *lt, const struct fp8_lt_proble
         size_t size;
         bool wanted;
     } list[] = {
-        {CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed, true},
-        {CUBLASLT_MATMUL_DESC_TRANSB, &plain, sizeof plain, true},
-        {CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast, true},
-        {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a_scale, sizeof a_scale, true},
-        {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &b_scale, sizeof b_scale, true},
-        {CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof sms, sms > 0},
-        {CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, problem->has_bias},
-        {CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type, problem->has_bias},
-        {CUBLASLT_MATMUL_DESC_BIAS_POINTER, &problem->bias, sizeof problem->bias, problem->has_bias},
+        { CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed, true },
+        { CUBLASLT_MATMUL_DESC_TRANSB, &plain, sizeof plain, true },
+        { CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast, true },
+        { CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a_scale, sizeof a_scale, true },
+        { CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &b_scale, sizeof b_scale, true },
+        { CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof sms, sms > 0 },
+        { CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, problem->has_bias },
+        { CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type, problem->has_bias },
+        { CUBLASLT_MATMUL_DESC_BIAS_POINTER, &problem->bias, sizeof problem->bias,
+          problem->has_bias },
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
-        if (!list[i].wanted) continue;
+        if (!list[i].wanted)
+            continue;
         cublasStatus_t status = lt->desc_set(op, list[i].attribute, list[i].value, list[i].size);
-        if (status != CUBLAS_STATUS_SUCCESS) return status;
+        if (status != CUBLAS_STATUS_SUCCESS)
+            return status;
     }
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -155,13 +159,15 @@ static cublasStatus_t describe(const struct fp8_lt *lt, const struct fp8_lt_prob
 {
     uint64_t rows = (uint64_t)p->rows, cols = (uint64_t)p->cols, depth = (uint64_t)p->depth;
     cublasStatus_t status = lt->desc_init(&d->op, sizeof d->op, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    if (status == CUBLAS_STATUS_SUCCESS) status = set_op(lt, p, &d->op);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = set_op(lt, p, &d->op);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = lt->layout_init(&d->a, sizeof d->a, data_type(p->b_dtype), depth, cols, p->b_ld);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = lt->layout_init(&d->b, sizeof d->b, data_type(p->a_dtype), depth, rows, p->a_ld);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = lt->layout_init(&d->out, sizeof d->out, data_type(p->out_dtype), cols, rows, p->out_ld);
+        status =
+            lt->layout_init(&d->out, sizeof d->out, data_type(p->out_dtype), cols, rows, p->out_ld);
     return status;
 }
 
@@ -180,17 +186,18 @@ static cublasStatus_t set_preference(const struct fp8_lt *lt, const struct fp8_l
         const void *value;
         size_t size;
     } list[] = {
-        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace},
-        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &operand, sizeof operand},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &operand, sizeof operand},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &out, sizeof out},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &out, sizeof out},
+        { CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace },
+        { CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &operand, sizeof operand },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &operand, sizeof operand },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &out, sizeof out },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &out, sizeof out },
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         cublasStatus_t status =
             lt->preference_set(preference, list[i].attribute, list[i].value, list[i].size);
-        if (status != CUBLAS_STATUS_SUCCESS) return status;
+        if (status != CUBLAS_STATUS_SUCCESS)
+            return status;
     }
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -202,15 +209,18 @@ int fp8_lt_ask(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t results[MOST_CHOICES];
     int found = 0, kept = 0;
-    if (most > MOST_CHOICES) most = MOST_CHOICES;
+    if (most > MOST_CHOICES)
+        most = MOST_CHOICES;
     cublasStatus_t status = describe(lt, problem, &d);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = lt->preference_init(&preference, sizeof preference);
-    if (status == CUBLAS_STATUS_SUCCESS) status = set_preference(lt, problem, &preference);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = set_preference(lt, problem, &preference);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = lt->heuristic(lt->handle, &d.op, &d.a, &d.b, &d.out, &d.out, &preference, most,
                                results, &found);
-    if (status != CUBLAS_STATUS_SUCCESS) return 0;
+    if (status != CUBLAS_STATUS_SUCCESS)
+        return 0;
     for (int i = 0; i < found; i++) {
         if (results[i].state != CUBLAS_STATUS_SUCCESS ||
             results[i].workspaceSize > problem->workspace_bytes)
@@ -232,12 +242,14 @@ bool fp8_lt_try(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,
                             problem->accumulate ? &one : &zero, problem->out, &d.out, problem->out,
                             &d.out, &choice->algo, problem->workspace, problem->workspace_bytes,
                             problem->stream);
-    if (status == CUBLAS_STATUS_SUCCESS) return true;
+    if (status == CUBLAS_STATUS_SUCCESS)
+        return true;
     *reason = lt->status_name(status);
     return false;
 }
 
-void fp8_lt_name(const struct fp8_lt *lt, const struct fp8_lt_choice *choice, char *text, size_t size)
+void fp8_lt_name(const struct fp8_lt *lt, const struct fp8_lt_choice *choice, char *text,
+                 size_t size)
 {
     int32_t id = -1;
     uint32_t tile = 0, stages = 0;

@@ -43,6 +43,7 @@ int fp8_lt_ask(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,
 bool fp8_lt_try(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,
                 const struct fp8_lt_choice *choice, const char **reason);
 /* "cublaslt algo 66, tile 20, stages 34, cluster 3" */
-void fp8_lt_name(const struct fp8_lt *lt, const struct fp8_lt_choice *choice, char *text, size_t size);
+void fp8_lt_name(const struct fp8_lt *lt, const struct fp8_lt_choice *choice, char *text,
+                 size_t size);
 
 #endif

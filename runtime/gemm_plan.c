@@ -21,7 +21,7 @@ enum { CHOICES = 8, COLS_PAD = 16, DEPTH_PAD = 16, OUT_ALIGN = 16 };
 
 /* Ways to write the output; each exists without and with a bias. */
 enum way { IN_PLACE, IN_PLACE_ADD, STAGED, WAY_COUNT };
-static const char *const way_names[WAY_COUNT] = {"in place", "in place, accumulating", "staged"};
+static const char *const way_names[WAY_COUNT] = { "in place", "in place, accumulating", "staged" };
 
 struct variant {
     _Atomic int good; /* the choice that worked last */
@@ -59,9 +59,12 @@ static fp8_dtype stage_dtype(const struct fp8_gemm_plan *plan)
 static bool way_exists(const struct fp8_gemm_plan *plan, enum way way, int64_t cols)
 {
     const struct fp8_gemm_step *gemm = plan->step->gemm;
-    if (way == STAGED) return true;
-    if (cols * element_bytes(plan) % OUT_ALIGN != 0) return false;
-    if (way == IN_PLACE) return true;
+    if (way == STAGED)
+        return true;
+    if (cols * element_bytes(plan) % OUT_ALIGN != 0)
+        return false;
+    if (way == IN_PLACE)
+        return true;
     return gemm->may_accumulate &&
            gemm->accumulate.stage_dtype == plan->step->semantics.target_dtype;
 }
@@ -138,7 +141,8 @@ static struct fp8_lt_problem problem_at(const struct fp8_gemm_plan *plan, enum w
                                         int64_t tokens)
 {
     fp8_value args[FP8_GEMM_ARG_COUNT];
-    for (int i = 0; i < FP8_GEMM_ARG_COUNT; i++) args[i].i = extent_at(plan, i, tokens);
+    for (int i = 0; i < FP8_GEMM_ARG_COUNT; i++)
+        args[i].i = extent_at(plan, i, tokens);
     struct fp8_lt_problem problem = base_problem(plan, args);
     const struct fp8_buffer *stage = &plan->layer->buffers[plan->step->gemm->stage];
     problem.has_bias = bias;
@@ -164,7 +168,8 @@ static void log_way(const struct fp8_gemm_plan *plan, const struct fp8_range *ra
                     bool bias, const struct variant *variant)
 {
     const struct fp8_log *log = &plan->context->log;
-    if (!fp8_log_wanted(log, FP8_LOG_DISPATCH)) return;
+    if (!fp8_log_wanted(log, FP8_LOG_DISPATCH))
+        return;
     char name[96] = "no algorithm";
     if (variant->count > 0)
         fp8_lt_name(plan->context->lt, &variant->choices[0], name, sizeof name);
@@ -185,11 +190,13 @@ static fp8_status ask_range(struct fp8_gemm_plan *plan, int index)
         int found = 0;
         for (int way = 0; way < WAY_COUNT; way++) {
             struct variant *variant = &asked->variants[way][bias];
-            if (!way_exists(plan, (enum way)way, cols)) continue;
+            if (!way_exists(plan, (enum way)way, cols))
+                continue;
             struct fp8_lt_problem problem = problem_at(plan, (enum way)way, bias, tokens);
             variant->count = fp8_lt_ask(plan->context->lt, &problem, variant->choices, CHOICES);
             log_way(plan, range, (enum way)way, bias, variant);
-            if (way != IN_PLACE_ADD) found += variant->count;
+            if (way != IN_PLACE_ADD)
+                found += variant->count;
             if (variant->count > 0 && !asked->name[0])
                 fp8_lt_name(plan->context->lt, &variant->choices[0], asked->name,
                             sizeof asked->name);
@@ -199,19 +206,22 @@ static fp8_status ask_range(struct fp8_gemm_plan *plan, int index)
                             "layer '%s', %s: cuBLASLt offers no algorithm for M = %lld, N = %lld, "
                             "K = %lld (%s)%s",
                             plan->layer->name, fp8_pass_name(plan->pass), (long long)tokens,
-                            (long long)plan->layer->out_features, (long long)plan->layer->in_features,
-                            range->dtype, bias ? " with bias" : "");
+                            (long long)plan->layer->out_features,
+                            (long long)plan->layer->in_features, range->dtype,
+                            bias ? " with bias" : "");
     }
     return FP8_OK;
 }
 
-fp8_status fp8_gemm_plan_create(const struct fp8_context *context, const struct fp8_layer_plan *layer,
-                                fp8_pass pass, struct fp8_gemm_plan **plan)
+fp8_status fp8_gemm_plan_create(const struct fp8_context *context,
+                                const struct fp8_layer_plan *layer, fp8_pass pass,
+                                struct fp8_gemm_plan **plan)
 {
     const struct fp8_step *step = &layer->passes[pass].steps[layer->passes[pass].gemm];
     size_t bytes = sizeof **plan + (size_t)step->gemm->range_count * sizeof(struct range);
     struct fp8_gemm_plan *made = *plan = fp8_allocate(bytes);
-    if (!made) return fp8_fail_memory("a layer's algorithms", bytes);
+    if (!made)
+        return fp8_fail_memory("a layer's algorithms", bytes);
     made->context = context;
     made->layer = layer;
     made->step = step;
@@ -220,7 +230,8 @@ fp8_status fp8_gemm_plan_create(const struct fp8_context *context, const struct 
     fp8_status status = FP8_OK;
     for (int i = 0; i < step->gemm->range_count && status == FP8_OK; i++)
         status = ask_range(made, i);
-    if (status == FP8_OK) return FP8_OK;
+    if (status == FP8_OK)
+        return FP8_OK;
     fp8_gemm_plan_destroy(made);
     *plan = NULL;
     return status;
@@ -237,7 +248,8 @@ static int range_index(const struct fp8_gemm_plan *plan, int64_t tokens)
 {
     const struct fp8_gemm_step *gemm = plan->step->gemm;
     int index = 0;
-    while (index + 1 < gemm->range_count && tokens > gemm->ranges[index].max_tokens) index++;
+    while (index + 1 < gemm->range_count && tokens > gemm->ranges[index].max_tokens)
+        index++;
     return index;
 }
 
@@ -245,13 +257,15 @@ static void log_refusal(const struct fp8_gemm_plan *plan, const struct fp8_lt_pr
                         enum way way, const struct fp8_lt_choice *choice, const char *reason)
 {
     const struct fp8_log *log = &plan->context->log;
-    if (!fp8_log_wanted(log, FP8_LOG_DISPATCH)) return;
+    if (!fp8_log_wanted(log, FP8_LOG_DISPATCH))
+        return;
     char name[96];
     fp8_lt_name(plan->context->lt, choice, name, sizeof name);
     fp8_log_write(log, FP8_LOG_DISPATCH,
                   "layer '%s', %s, rows %lld, cols %lld, depth %lld, %s: %s refused: %s",
                   plan->layer->name, fp8_pass_name(plan->pass), (long long)problem->rows,
-                  (long long)problem->cols, (long long)problem->depth, way_names[way], name, reason);
+                  (long long)problem->cols, (long long)problem->depth, way_names[way], name,
+                  reason);
 }
 
 static bool try_choices(const struct fp8_gemm_plan *plan, const struct fp8_lt_problem *problem,
@@ -277,7 +291,8 @@ static bool try_exact(const struct fp8_gemm_plan *plan, const struct fp8_lt_prob
     struct fp8_lt_choice choices[CHOICES];
     int count = fp8_lt_ask(plan->context->lt, problem, choices, CHOICES);
     for (int i = 0; i < count; i++) {
-        if (fp8_lt_try(plan->context->lt, problem, &choices[i], reason)) return true;
+        if (fp8_lt_try(plan->context->lt, problem, &choices[i], reason))
+            return true;
         log_refusal(plan, problem, way, &choices[i], *reason);
     }
     return false;
@@ -290,21 +305,25 @@ static fp8_status multiply(struct fp8_gemm_plan *plan, const struct fp8_lt_probl
     const char *reason = "the heuristic offers no algorithm";
     if (try_choices(plan, problem, way, variant, &reason) || try_exact(plan, problem, way, &reason))
         return FP8_OK;
-    return fp8_fail(FP8_ERR_CUBLASLT,
-                    "layer '%s', %s: no cuBLASLt algorithm accepts %lld x %lld over %lld (%s, %s): %s",
-                    plan->layer->name, fp8_pass_name(plan->pass), (long long)problem->rows,
-                    (long long)problem->cols, (long long)problem->depth,
-                    plan->step->gemm->ranges[range].dtype, way_names[way], reason);
+    return fp8_fail(
+        FP8_ERR_CUBLASLT,
+        "layer '%s', %s: no cuBLASLt algorithm accepts %lld x %lld over %lld (%s, %s): %s",
+        plan->layer->name, fp8_pass_name(plan->pass), (long long)problem->rows,
+        (long long)problem->cols, (long long)problem->depth, plan->step->gemm->ranges[range].dtype,
+        way_names[way], reason);
 }
 
 /* A bias that is not aligned, or too short for padded columns, is moved to where it is both. */
 static fp8_status place_bias(const struct fp8_gemm_plan *plan, const struct fp8_frame *frame,
                              int64_t cols, struct fp8_lt_problem *problem)
 {
-    if (!problem->has_bias) return FP8_OK;
-    if ((uintptr_t)problem->bias % OUT_ALIGN == 0 && problem->cols == cols) return FP8_OK;
+    if (!problem->has_bias)
+        return FP8_OK;
+    if ((uintptr_t)problem->bias % OUT_ALIGN == 0 && problem->cols == cols)
+        return FP8_OK;
     void *moved = frame->address[plan->step->gemm->stage_bias];
-    if (problem->bias == moved) return FP8_OK;
+    if (problem->bias == moved)
+        return FP8_OK;
     FP8_TRY(fp8_copy_bytes(plan->context, moved, problem->bias,
                            (size_t)cols * fp8_dtype_bytes(FP8_DTYPE_BF16), frame->stream));
     problem->bias = moved;
@@ -362,7 +381,8 @@ fp8_status fp8_gemm_run(struct fp8_gemm_plan *plan, const struct fp8_frame *fram
         in_place.accumulate = accumulate;
         FP8_TRY(place_bias(plan, frame, problem.cols, &in_place));
         fp8_status status = multiply(plan, &in_place, way, range);
-        if (status != FP8_ERR_CUBLASLT) return status;
+        if (status != FP8_ERR_CUBLASLT)
+            return status;
         problem.bias = in_place.bias;
     }
     return run_staged(plan, frame, args, problem, range);

@@ -65,16 +65,18 @@ fp8_status fp8_report(const struct fp8_context *context, fp8_status status);
 static inline int32_t fp8_sms_of_call(const struct fp8_context *context, int32_t max_sms)
 {
     int32_t sms = context->sms;
-    if (context->max_sms > 0 && context->max_sms < sms) sms = context->max_sms;
-    if (max_sms > 0 && max_sms < sms) sms = max_sms;
+    if (context->max_sms > 0 && context->max_sms < sms)
+        sms = context->max_sms;
+    if (max_sms > 0 && max_sms < sms)
+        sms = max_sms;
     return sms;
 }
 
 /* ---- memory (memory.c): pieces of passes, with the context entered ---- */
 
 /* rows x width bytes = 0, rows pitch bytes apart. */
-fp8_status fp8_zero_2d(const struct fp8_context *context, void *target, int64_t pitch, int64_t width,
-                       int64_t rows, fp8_stream stream);
+fp8_status fp8_zero_2d(const struct fp8_context *context, void *target, int64_t pitch,
+                       int64_t width, int64_t rows, fp8_stream stream);
 fp8_status fp8_fill_words(const struct fp8_context *context, void *target, uint32_t word,
                           int64_t count, fp8_stream stream);
 fp8_status fp8_copy_bytes(const struct fp8_context *context, void *target, const void *source,
@@ -123,8 +125,10 @@ struct fp8_dim {
 static inline int64_t fp8_dim_at(const struct fp8_dim *dim, int64_t tokens)
 {
     int64_t value = dim->of_tokens ? tokens : dim->of;
-    if (dim->div > 1) value = fp8_ceil_div(value, dim->div);
-    if (dim->pad > 1) value = fp8_round_up(value, dim->pad);
+    if (dim->div > 1)
+        value = fp8_ceil_div(value, dim->div);
+    if (dim->pad > 1)
+        value = fp8_round_up(value, dim->pad);
     return value < dim->max ? value : dim->max;
 }
 
@@ -229,7 +233,8 @@ struct fp8_pass_plan {
     struct fp8_step steps[FP8_MAX_STEPS];
     int buffer_count; /* those that the steps name, the gemm's own among them */
     int8_t buffers[FP8_MAX_BUFFERS];
-    uint64_t gemm_buffers; /* bit = buffer: stages and workspace of the gemm, which the host needs not */
+    uint64_t
+        gemm_buffers; /* bit = buffer: stages and workspace of the gemm, which the host needs not */
 };
 
 struct fp8_layer_plan {
@@ -324,8 +329,8 @@ fp8_status fp8_check_tokens(const struct fp8_check *check, const char *what, int
 fp8_status fp8_check_tensor(const struct fp8_check *check, enum fp8_slot slot,
                             const fp8_tensor *tensor);
 /* The same against explicit numbers. */
-fp8_status fp8_check_matrix(const struct fp8_check *check, const char *name, const fp8_tensor *tensor,
-                            int64_t rows, int64_t cols, fp8_dtype dtype);
+fp8_status fp8_check_matrix(const struct fp8_check *check, const char *name,
+                            const fp8_tensor *tensor, int64_t rows, int64_t cols, fp8_dtype dtype);
 /* An operand that is read: filled, of this role and shape, with the copies that are needed. */
 fp8_status fp8_check_filled(const struct fp8_check *check, const char *name, fp8_role role,
                             uint32_t copies, const fp8_operand *operand);
@@ -382,8 +387,9 @@ uint64_t fp8_lt_version(const struct fp8_lt *lt);
 
 /* Asks the heuristic once per range of tokens and way to write the output; the context is entered.
  * FP8_ERR_CUBLASLT: there is no algorithm for some range. */
-fp8_status fp8_gemm_plan_create(const struct fp8_context *context, const struct fp8_layer_plan *layer,
-                                fp8_pass pass, struct fp8_gemm_plan **plan);
+fp8_status fp8_gemm_plan_create(const struct fp8_context *context,
+                                const struct fp8_layer_plan *layer, fp8_pass pass,
+                                struct fp8_gemm_plan **plan);
 void fp8_gemm_plan_destroy(struct fp8_gemm_plan *plan);
 /* Runs the gemm step, whose arguments have been evaluated; nothing in it is empty. */
 fp8_status fp8_gemm_run(struct fp8_gemm_plan *plan, const struct fp8_frame *frame,
@@ -398,8 +404,9 @@ struct fp8_layer {
     struct fp8_bundle *bundle;
     struct fp8_context *context;
     const struct fp8_layer_plan *plan;
-    struct fp8_gemm_plan *gemms[FP8_PASS_COUNT]; /* NULL on the host and for passes without a gemm */
-    size_t workspace_bytes; /* for max_tokens */
+    struct fp8_gemm_plan
+        *gemms[FP8_PASS_COUNT];        /* NULL on the host and for passes without a gemm */
+    size_t workspace_bytes;            /* for max_tokens */
     char kernels[FP8_PASS_COUNT][192]; /* for fp8_layer_dispatch */
     char dtypes[FP8_PASS_COUNT][64];
 };

@@ -41,7 +41,8 @@ void fp8_read_leave(struct fp8_reader *reader, size_t mark)
 
 static const char *type_name(const json_t *value)
 {
-    if (!value) return "missing";
+    if (!value)
+        return "missing";
     switch (json_typeof(value)) {
     case JSON_OBJECT:
         return "an object";
@@ -78,8 +79,10 @@ fp8_status fp8_read_keys(const struct fp8_reader *reader, const json_t *object,
     json_object_foreach((json_t *)object, key, value)
     {
         int i = 0;
-        while (keys[i] && strcmp(keys[i], key) != 0) i++;
-        if (!keys[i]) return fp8_read_bad(reader, "unknown field '%.100s'", key);
+        while (keys[i] && strcmp(keys[i], key) != 0)
+            i++;
+        if (!keys[i])
+            return fp8_read_bad(reader, "unknown field '%.100s'", key);
     }
     return FP8_OK;
 }
@@ -88,7 +91,8 @@ fp8_status fp8_read_string(const struct fp8_reader *reader, const json_t *object
                            const char **value)
 {
     const json_t *found = json_object_get(object, key);
-    if (!json_is_string(found)) return wrong_type(reader, key, found, "a string");
+    if (!json_is_string(found))
+        return wrong_type(reader, key, found, "a string");
     *value = fp8_arena_copy(reader->arena, json_string_value(found));
     return *value ? FP8_OK : fp8_fail_memory("a bundle", json_string_length(found));
 }
@@ -97,11 +101,12 @@ fp8_status fp8_read_integer(const struct fp8_reader *reader, const json_t *objec
                             int64_t minimum, int64_t maximum, int64_t *value)
 {
     const json_t *found = json_object_get(object, key);
-    if (!json_is_integer(found)) return wrong_type(reader, key, found, "an integer");
+    if (!json_is_integer(found))
+        return wrong_type(reader, key, found, "an integer");
     *value = json_integer_value(found);
     if (*value < minimum || *value > maximum)
-        return fp8_read_bad(reader, "'%s' is %" PRId64 ", outside %" PRId64 "..%" PRId64, key, *value,
-                            minimum, maximum);
+        return fp8_read_bad(reader, "'%s' is %" PRId64 ", outside %" PRId64 "..%" PRId64, key,
+                            *value, minimum, maximum);
     return FP8_OK;
 }
 
@@ -109,7 +114,8 @@ fp8_status fp8_read_bool(const struct fp8_reader *reader, const json_t *object, 
                          bool *value)
 {
     const json_t *found = json_object_get(object, key);
-    if (!json_is_boolean(found)) return wrong_type(reader, key, found, "a boolean");
+    if (!json_is_boolean(found))
+        return wrong_type(reader, key, found, "a boolean");
     *value = json_is_true(found);
     return FP8_OK;
 }
@@ -118,7 +124,8 @@ fp8_status fp8_read_array(const struct fp8_reader *reader, const json_t *object,
                           size_t maximum, const json_t **value)
 {
     *value = json_object_get(object, key);
-    if (!json_is_array(*value)) return wrong_type(reader, key, *value, "an array");
+    if (!json_is_array(*value))
+        return wrong_type(reader, key, *value, "an array");
     if (json_array_size(*value) > maximum)
         return fp8_read_bad(reader, "'%s' has %zu entries, this version takes at most %zu", key,
                             json_array_size(*value), maximum);
@@ -136,7 +143,8 @@ fp8_status fp8_read_word(const struct fp8_reader *reader, const json_t *object, 
                          const char *const *words, int count, int *value)
 {
     const json_t *found = json_object_get(object, key);
-    if (!json_is_string(found)) return wrong_type(reader, key, found, "a string");
+    if (!json_is_string(found))
+        return wrong_type(reader, key, found, "a string");
     for (int i = 0; i < count; i++) {
         if (strcmp(words[i], json_string_value(found)) == 0) {
             *value = i;
@@ -150,7 +158,9 @@ fp8_status fp8_read_word(const struct fp8_reader *reader, const json_t *object, 
 fp8_status fp8_read_dtype(const struct fp8_reader *reader, const json_t *object, const char *key,
                           fp8_dtype *value)
 {
-    static const char *const words[] = {"none", "e4m3", "e5m2", "bf16", "fp32", "uint32", "uint8"};
+    static const char *const words[] = {
+        "none", "e4m3", "e5m2", "bf16", "fp32", "uint32", "uint8"
+    };
     int index = 0;
     FP8_TRY(fp8_read_word(reader, object, key, words, 7, &index));
     *value = (fp8_dtype)index;

@@ -54,6 +54,12 @@ fp8_status fp8_read_allocate(const struct fp8_reader *reader, size_t count, size
 
 /* NULL if there is none of that name. */
 const struct fp8_kernel *fp8_manifest_kernel(const struct fp8_manifest *manifest, const char *name);
+/* Largest extent of anything: products of two are still numbers of 64 bits with room for a dtype. */
+#define FP8_MANIFEST_EXTENT_LIMIT ((int64_t)1 << 40)
+fp8_status fp8_manifest_buffers(struct fp8_reader *reader, const json_t *record,
+                                struct fp8_layer_plan *plan);
+/* -1 if there is none whose name is these `length` characters. */
+int fp8_manifest_find_buffer(const struct fp8_layer_plan *plan, const char *name, size_t length);
 fp8_status fp8_manifest_layer(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                               const json_t *record, struct fp8_layer_plan *plan);
 /* The number of an op's argument, -1 if it has none of that name; its name and type. */

@@ -14,36 +14,41 @@
 enum { DEFAULT_SHARED_BYTES = 48 * 1024 };
 
 #define X(name, type) FP8_ARG_##type,
-static const uint8_t amax_types[] = {FP8_OP_ARGS_AMAX(X)};
-static const uint8_t quantize_types[] = {FP8_OP_ARGS_QUANTIZE(X)};
-static const uint8_t store_types[] = {FP8_OP_ARGS_STORE(X)};
-static const uint8_t dequantize_types[] = {FP8_OP_ARGS_DEQUANTIZE(X)};
-static const uint8_t gemm_types[] = {FP8_OP_ARGS_GEMM(X)};
+static const uint8_t amax_types[] = { FP8_OP_ARGS_AMAX(X) };
+static const uint8_t quantize_types[] = { FP8_OP_ARGS_QUANTIZE(X) };
+static const uint8_t store_types[] = { FP8_OP_ARGS_STORE(X) };
+static const uint8_t dequantize_types[] = { FP8_OP_ARGS_DEQUANTIZE(X) };
+static const uint8_t gemm_types[] = { FP8_OP_ARGS_GEMM(X) };
 #undef X
-static const uint8_t *const arg_types[FP8_OP_COUNT] = {amax_types, quantize_types, store_types,
-                                                       dequantize_types, gemm_types};
+static const uint8_t *const arg_types[FP8_OP_COUNT] = { amax_types, quantize_types, store_types,
+                                                        dequantize_types, gemm_types };
 
 /* The compiled kernel's own parameter list, where the driver can tell it. */
-static fp8_status check_parameters(const struct fp8_context *context, const struct fp8_kernel *kernel)
+static fp8_status check_parameters(const struct fp8_context *context,
+                                   const struct fp8_kernel *kernel)
 {
     const struct fp8_driver *driver = context->driver;
     for (int i = 0; driver->func_get_param_info; i++) {
         size_t offset, bytes;
         CUresult result = driver->func_get_param_info(kernel->function, (size_t)i, &offset, &bytes);
         bool is_past = result == CUDA_ERROR_INVALID_VALUE;
-        if (result != CUDA_SUCCESS && !is_past) return FP8_OK; /* it cannot */
+        if (result != CUDA_SUCCESS && !is_past)
+            return FP8_OK; /* it cannot */
         if (is_past != (i == kernel->arg_count))
-            return fp8_fail(FP8_ERR_BUNDLE,
-                            "kernel '%s': the manifest lists %d parameters, but the cubin takes %s; "
-                            "rebuild the bundle",
-                            kernel->name, kernel->arg_count, is_past ? "fewer" : "more");
-        if (is_past) return FP8_OK;
+            return fp8_fail(
+                FP8_ERR_BUNDLE,
+                "kernel '%s': the manifest lists %d parameters, but the cubin takes %s; "
+                "rebuild the bundle",
+                kernel->name, kernel->arg_count, is_past ? "fewer" : "more");
+        if (is_past)
+            return FP8_OK;
         size_t wanted = arg_types[kernel->op][kernel->arg_index[i]] == FP8_ARG_INT32 ? 4 : 8;
         if (bytes != wanted)
-            return fp8_fail(FP8_ERR_BUNDLE,
-                            "kernel '%s': parameter %d of the cubin has %zu bytes, but the manifest "
-                            "says %zu; rebuild the bundle",
-                            kernel->name, i, bytes, wanted);
+            return fp8_fail(
+                FP8_ERR_BUNDLE,
+                "kernel '%s': parameter %d of the cubin has %zu bytes, but the manifest "
+                "says %zu; rebuild the bundle",
+                kernel->name, i, bytes, wanted);
     }
     return FP8_OK;
 }
@@ -60,11 +65,12 @@ fp8_status fp8_kernel_load(const struct fp8_context *context, struct fp8_kernel 
     kernel->module = module;
     result = driver->module_get_function(&function, module, kernel->entry);
     if (result != CUDA_SUCCESS)
-        return fp8_fail_cuda(driver, result, "kernel '%s': looking up %s in its cubin", kernel->name,
-                             kernel->entry);
+        return fp8_fail_cuda(driver, result, "kernel '%s': looking up %s in its cubin",
+                             kernel->name, kernel->entry);
     kernel->function = function;
     /* Loaded now: lazy loading during a launch would block and could deadlock beside a collective. */
-    if (driver->func_load) result = driver->func_load(function);
+    if (driver->func_load)
+        result = driver->func_load(function);
     if (result == CUDA_SUCCESS && kernel->shared_bytes > DEFAULT_SHARED_BYTES)
         result = driver->func_set_attribute(
             function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel->shared_bytes);
@@ -75,7 +81,8 @@ fp8_status fp8_kernel_load(const struct fp8_context *context, struct fp8_kernel 
 
 void fp8_kernel_unload(const struct fp8_context *context, struct fp8_kernel *kernel)
 {
-    if (kernel->module) (void)context->driver->module_unload(kernel->module);
+    if (kernel->module)
+        (void)context->driver->module_unload(kernel->module);
     kernel->module = NULL;
     kernel->function = NULL;
 }
@@ -88,8 +95,10 @@ int64_t fp8_kernel_grid(const struct fp8_kernel *kernel, const fp8_value *args, 
         ctas = fp8_ceil_div(rows, grid->tile_rows) * fp8_ceil_div(cols, grid->tile_cols);
     else
         ctas = fp8_ceil_div(rows * cols, grid->tile_elements);
-    if (grid->ctas_per_sm > 0) ctas = fp8_min_i64(ctas, grid->ctas_per_sm * sms);
-    if (grid->max_ctas > 0) ctas = fp8_min_i64(ctas, grid->max_ctas);
+    if (grid->ctas_per_sm > 0)
+        ctas = fp8_min_i64(ctas, grid->ctas_per_sm * sms);
+    if (grid->max_ctas > 0)
+        ctas = fp8_min_i64(ctas, grid->max_ctas);
     ctas = fp8_min_i64(ctas, INT32_MAX);
     return kernel->cluster > 1 ? fp8_round_up(ctas, kernel->cluster) : ctas;
 }
@@ -101,29 +110,31 @@ static CUresult launch(const struct fp8_driver *driver, const struct fp8_kernel 
     if (kernel->cluster <= 1)
         return driver->launch_kernel(kernel->function, ctas, 1, 1, block, 1, 1, shared, stream,
                                      parameters, NULL);
-    CUlaunchAttribute attribute = {.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION};
+    CUlaunchAttribute attribute = { .id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION };
     attribute.value.clusterDim.x = (unsigned)kernel->cluster;
     attribute.value.clusterDim.y = 1;
     attribute.value.clusterDim.z = 1;
-    CUlaunchConfig config = {.gridDimX = ctas,
-                             .gridDimY = 1,
-                             .gridDimZ = 1,
-                             .blockDimX = block,
-                             .blockDimY = 1,
-                             .blockDimZ = 1,
-                             .sharedMemBytes = shared,
-                             .hStream = stream,
-                             .attrs = &attribute,
-                             .numAttrs = 1};
+    CUlaunchConfig config = { .gridDimX = ctas,
+                              .gridDimY = 1,
+                              .gridDimZ = 1,
+                              .blockDimX = block,
+                              .blockDimY = 1,
+                              .blockDimZ = 1,
+                              .sharedMemBytes = shared,
+                              .hStream = stream,
+                              .attrs = &attribute,
+                              .numAttrs = 1 };
     return driver->launch_kernel_ex(&config, kernel->function, parameters, NULL);
 }
 
 fp8_status fp8_kernel_run(const struct fp8_context *context, const struct fp8_kernel *kernel,
                           const fp8_value *args, fp8_stream stream, int32_t sms)
 {
-    if (context->is_host) return fp8_host_run(context->pool, kernel->op, &kernel->semantics, args);
+    if (context->is_host)
+        return fp8_host_run(context->pool, kernel->op, &kernel->semantics, args);
     int64_t ctas = fp8_kernel_grid(kernel, args, sms);
-    if (ctas <= 0) return FP8_OK;
+    if (ctas <= 0)
+        return FP8_OK;
     union parameter {
         void *p;
         int64_t i;
@@ -142,7 +153,9 @@ fp8_status fp8_kernel_run(const struct fp8_context *context, const struct fp8_ke
         parameters[i] = &values[i];
     }
     CUresult result = launch(context->driver, kernel, (unsigned)ctas, stream, parameters);
-    if (result == CUDA_SUCCESS) return FP8_OK;
-    return fp8_fail_cuda(context->driver, result, "launching kernel '%s' with %lld CTAs of %d threads",
-                         kernel->name, (long long)ctas, kernel->block);
+    if (result == CUDA_SUCCESS)
+        return FP8_OK;
+    return fp8_fail_cuda(context->driver, result,
+                         "launching kernel '%s' with %lld CTAs of %d threads", kernel->name,
+                         (long long)ctas, kernel->block);
 }

@@ -22,14 +22,16 @@ static fp8_status no_layer(const struct fp8_bundle *bundle, const char *name)
                               bundle->manifest.layers[i].name);
         at += length > 0 ? (size_t)length : 0;
     }
-    return fp8_fail(FP8_ERR_NOT_FOUND, "layer_create: there is no layer '%s' in the bundle %s; it has %s",
-                    name, bundle->path, list);
+    return fp8_fail(FP8_ERR_NOT_FOUND,
+                    "layer_create: there is no layer '%s' in the bundle %s; it has %s", name,
+                    bundle->path, list);
 }
 
 static const char *quantize_kernel(const struct fp8_pass_plan *pass)
 {
     for (int i = 0; i < pass->gemm; i++) {
-        if (pass->steps[i].op == FP8_OP_QUANTIZE) return pass->steps[i].kernel->name;
+        if (pass->steps[i].op == FP8_OP_QUANTIZE)
+            return pass->steps[i].kernel->name;
     }
     return "";
 }
@@ -50,7 +52,8 @@ static size_t workspace_bytes(const struct fp8_layer *layer, int64_t tokens)
     size_t most = 0;
     for (int pass = 0; pass < FP8_PASS_COUNT; pass++) {
         size_t bytes = fp8_frame_workspace_bytes(layer, (fp8_pass)pass, tokens);
-        if (bytes > most) most = bytes;
+        if (bytes > most)
+            most = bytes;
     }
     return most;
 }
@@ -72,24 +75,29 @@ static fp8_status create_gemms(struct fp8_layer *layer)
 
 fp8_status fp8_layer_create(fp8_bundle *bundle, const char *name, fp8_layer **layer)
 {
-    if (!layer) return fp8_fail(FP8_ERR_ARGUMENT, "layer_create: layer is NULL");
+    if (!layer)
+        return fp8_fail(FP8_ERR_ARGUMENT, "layer_create: layer is NULL");
     *layer = NULL;
     if (!bundle || !name)
         return fp8_fail(FP8_ERR_ARGUMENT, "layer_create: %s is NULL", bundle ? "name" : "bundle");
     const struct fp8_layer_plan *plan = NULL;
     for (int i = 0; i < bundle->manifest.layer_count && !plan; i++) {
-        if (strcmp(bundle->manifest.layers[i].name, name) == 0) plan = &bundle->manifest.layers[i];
+        if (strcmp(bundle->manifest.layers[i].name, name) == 0)
+            plan = &bundle->manifest.layers[i];
     }
-    if (!plan) return fp8_report(bundle->context, no_layer(bundle, name));
+    if (!plan)
+        return fp8_report(bundle->context, no_layer(bundle, name));
     struct fp8_layer *made = fp8_allocate(sizeof *made);
-    if (!made) return fp8_report(bundle->context, fp8_fail_memory("a layer", sizeof *made));
+    if (!made)
+        return fp8_report(bundle->context, fp8_fail_memory("a layer", sizeof *made));
     made->bundle = bundle;
     made->context = bundle->context;
     made->plan = plan;
     made->workspace_bytes = workspace_bytes(made, plan->max_tokens);
     bool pushed = false;
     fp8_status status = fp8_context_enter(made->context, &pushed);
-    if (status == FP8_OK) status = create_gemms(made);
+    if (status == FP8_OK)
+        status = create_gemms(made);
     fp8_context_leave(made->context, pushed);
     if (status != FP8_OK) {
         fp8_layer_destroy(made);
@@ -101,8 +109,10 @@ fp8_status fp8_layer_create(fp8_bundle *bundle, const char *name, fp8_layer **la
 
 void fp8_layer_destroy(fp8_layer *layer)
 {
-    if (!layer) return;
-    for (int pass = 0; pass < FP8_PASS_COUNT; pass++) fp8_gemm_plan_destroy(layer->gemms[pass]);
+    if (!layer)
+        return;
+    for (int pass = 0; pass < FP8_PASS_COUNT; pass++)
+        fp8_gemm_plan_destroy(layer->gemms[pass]);
     fp8_release(layer);
 }
 
@@ -110,12 +120,13 @@ void fp8_layer_destroy(fp8_layer *layer)
 
 static fp8_status check_struct(const char *call, const char *name, const void *out, size_t size)
 {
-    if (!out) return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is NULL", call, name);
+    if (!out)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is NULL", call, name);
     uint32_t given = *(const uint32_t *)out;
     if (given != size)
         return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: %s->size is %u, this library's is %zu; set it before the call", call, name,
-                        given, size);
+                        "%s: %s->size is %u, this library's is %zu; set it before the call", call,
+                        name, given, size);
     return FP8_OK;
 }
 
@@ -126,7 +137,8 @@ static fp8_dtype slot_dtype(const struct fp8_layer_plan *plan, enum fp8_slot slo
 
 fp8_status fp8_layer_describe(const fp8_layer *layer, fp8_layer_info *info)
 {
-    if (!layer) return fp8_fail(FP8_ERR_ARGUMENT, "layer_describe: layer is NULL");
+    if (!layer)
+        return fp8_fail(FP8_ERR_ARGUMENT, "layer_describe: layer is NULL");
     FP8_TRY(check_struct("layer_describe", "info", info, sizeof *info));
     const struct fp8_layer_plan *plan = layer->plan;
     *info = (fp8_layer_info){
@@ -155,11 +167,13 @@ fp8_status fp8_layer_describe(const fp8_layer *layer, fp8_layer_info *info)
 
 fp8_status fp8_layer_bytes(const fp8_layer *layer, int64_t tokens, fp8_bytes which, size_t *bytes)
 {
-    if (!bytes) return fp8_fail(FP8_ERR_ARGUMENT, "layer_bytes: bytes is NULL");
+    if (!bytes)
+        return fp8_fail(FP8_ERR_ARGUMENT, "layer_bytes: bytes is NULL");
     *bytes = 0;
-    if (!layer) return fp8_fail(FP8_ERR_ARGUMENT, "layer_bytes: layer is NULL");
+    if (!layer)
+        return fp8_fail(FP8_ERR_ARGUMENT, "layer_bytes: layer is NULL");
     const struct fp8_layer_plan *plan = layer->plan;
-    const struct fp8_check check = {.call = "layer_bytes", .plan = plan};
+    const struct fp8_check check = { .call = "layer_bytes", .plan = plan };
     FP8_TRY(fp8_check_tokens(&check, "tokens", tokens));
     int64_t n = plan->out_features, k = plan->in_features, size = 0;
     switch (which) {
@@ -199,7 +213,8 @@ fp8_status fp8_layer_bytes(const fp8_layer *layer, int64_t tokens, fp8_bytes whi
 /* Kernels that run before the gemm for tensors that are not empty. */
 static uint32_t quantize_launches(const struct fp8_layer_plan *plan, fp8_pass pass, int64_t tokens)
 {
-    if (tokens == 0 && pass != FP8_PASS_WEIGHT) return 0;
+    if (tokens == 0 && pass != FP8_PASS_WEIGHT)
+        return 0;
     return (uint32_t)plan->passes[pass].gemm;
 }
 
@@ -209,7 +224,8 @@ static void dispatch_gemm(const struct fp8_layer *layer, fp8_pass pass, int64_t 
     const struct fp8_pass_plan *steps = &layer->plan->passes[pass];
     const struct fp8_gemm_step *gemm = steps->steps[steps->gemm].gemm;
     int range = 0;
-    while (range + 1 < gemm->range_count && tokens > gemm->ranges[range].max_tokens) range++;
+    while (range + 1 < gemm->range_count && tokens > gemm->ranges[range].max_tokens)
+        range++;
     dispatch->dtype = gemm->ranges[range].dtype;
     if (layer->context->is_host) {
         dispatch->backend = "host";
@@ -228,11 +244,12 @@ static void dispatch_gemm(const struct fp8_layer *layer, fp8_pass pass, int64_t 
 fp8_status fp8_layer_dispatch(const fp8_layer *layer, fp8_pass pass, int64_t tokens,
                               fp8_dispatch *dispatch)
 {
-    if (!layer) return fp8_fail(FP8_ERR_ARGUMENT, "layer_dispatch: layer is NULL");
+    if (!layer)
+        return fp8_fail(FP8_ERR_ARGUMENT, "layer_dispatch: layer is NULL");
     FP8_TRY(check_struct("layer_dispatch", "dispatch", dispatch, sizeof *dispatch));
     if ((unsigned)pass >= FP8_PASS_COUNT)
         return fp8_fail(FP8_ERR_ARGUMENT, "layer_dispatch: pass is %d; pass FP8_PASS_*", (int)pass);
-    const struct fp8_check check = {.call = "layer_dispatch", .plan = layer->plan};
+    const struct fp8_check check = { .call = "layer_dispatch", .plan = layer->plan };
     FP8_TRY(fp8_check_tokens(&check, "tokens", tokens));
     *dispatch = (fp8_dispatch){
         .size = sizeof *dispatch,
@@ -243,6 +260,7 @@ fp8_status fp8_layer_dispatch(const fp8_layer *layer, fp8_pass pass, int64_t tok
         .reason = "quantises one operand: its amax first, then one read and both copies",
     };
     const struct fp8_pass_plan *steps = &layer->plan->passes[pass];
-    if (steps->gemm < steps->step_count) dispatch_gemm(layer, pass, tokens, dispatch);
+    if (steps->gemm < steps->step_count)
+        dispatch_gemm(layer, pass, tokens, dispatch);
     return FP8_OK;
 }

@@ -17,10 +17,10 @@ static uint32_t levels_of_environment(void)
     static const struct {
         const char *name;
         fp8_log_level level;
-    } words[] = {{"error", FP8_LOG_ERROR},
-                 {"warning", FP8_LOG_WARNING},
-                 {"info", FP8_LOG_INFO},
-                 {"dispatch", FP8_LOG_DISPATCH}};
+    } words[] = { { "error", FP8_LOG_ERROR },
+                  { "warning", FP8_LOG_WARNING },
+                  { "info", FP8_LOG_INFO },
+                  { "dispatch", FP8_LOG_DISPATCH } };
     uint32_t levels = 0;
     const char *at = getenv("FP8_LOG");
     while (at && *at) {
@@ -45,7 +45,8 @@ void fp8_log_setup(struct fp8_log *log, const fp8_context_options *options)
 
 void fp8_log_write(const struct fp8_log *log, fp8_log_level level, const char *format, ...)
 {
-    if (!fp8_log_wanted(log, level)) return;
+    if (!fp8_log_wanted(log, level))
+        return;
     char line[1024];
     va_list args;
     va_start(args, format);

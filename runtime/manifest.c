@@ -22,32 +22,33 @@ struct op_arg {
     const char *name;
     enum fp8_arg_type type;
 };
-#define X(name, type) {#name, FP8_ARG_##type},
-static const struct op_arg amax_args[] = {FP8_OP_ARGS_AMAX(X)};
-static const struct op_arg quantize_args[] = {FP8_OP_ARGS_QUANTIZE(X)};
-static const struct op_arg store_args[] = {FP8_OP_ARGS_STORE(X)};
-static const struct op_arg dequantize_args[] = {FP8_OP_ARGS_DEQUANTIZE(X)};
-static const struct op_arg gemm_args[] = {FP8_OP_ARGS_GEMM(X)};
+#define X(name, type) { #name, FP8_ARG_##type },
+static const struct op_arg amax_args[] = { FP8_OP_ARGS_AMAX(X) };
+static const struct op_arg quantize_args[] = { FP8_OP_ARGS_QUANTIZE(X) };
+static const struct op_arg store_args[] = { FP8_OP_ARGS_STORE(X) };
+static const struct op_arg dequantize_args[] = { FP8_OP_ARGS_DEQUANTIZE(X) };
+static const struct op_arg gemm_args[] = { FP8_OP_ARGS_GEMM(X) };
 #undef X
 
 static const struct {
     const struct op_arg *args;
     int count;
 } ops[FP8_OP_COUNT] = {
-    [FP8_OP_AMAX] = {amax_args, FP8_AMAX_ARG_COUNT},
-    [FP8_OP_QUANTIZE] = {quantize_args, FP8_QUANTIZE_ARG_COUNT},
-    [FP8_OP_STORE] = {store_args, FP8_STORE_ARG_COUNT},
-    [FP8_OP_DEQUANTIZE] = {dequantize_args, FP8_DEQUANTIZE_ARG_COUNT},
-    [FP8_OP_GEMM] = {gemm_args, FP8_GEMM_ARG_COUNT},
+    [FP8_OP_AMAX] = { amax_args, FP8_AMAX_ARG_COUNT },
+    [FP8_OP_QUANTIZE] = { quantize_args, FP8_QUANTIZE_ARG_COUNT },
+    [FP8_OP_STORE] = { store_args, FP8_STORE_ARG_COUNT },
+    [FP8_OP_DEQUANTIZE] = { dequantize_args, FP8_DEQUANTIZE_ARG_COUNT },
+    [FP8_OP_GEMM] = { gemm_args, FP8_GEMM_ARG_COUNT },
 };
 #define X(NAME, name, ARGS) name,
-const char *const fp8_op_names[FP8_OP_COUNT] = {FP8_OPS(X)};
+const char *const fp8_op_names[FP8_OP_COUNT] = { FP8_OPS(X) };
 #undef X
 
 int fp8_op_arg(enum fp8_op op, const char *name)
 {
     for (int i = 0; i < ops[op].count; i++) {
-        if (strcmp(ops[op].args[i].name, name) == 0) return i;
+        if (strcmp(ops[op].args[i].name, name) == 0)
+            return i;
     }
     return -1;
 }
@@ -72,8 +73,8 @@ enum fp8_arg_type fp8_op_arg_type(enum fp8_op op, int index)
 static fp8_status read_kernel_args(struct fp8_reader *reader, const json_t *record,
                                    struct fp8_kernel *kernel)
 {
-    static const char *const keys[] = {"name", "type", NULL};
-    static const char *const types[] = {"pointer", "int64", "int32"};
+    static const char *const keys[] = { "name", "type", NULL };
+    static const char *const types[] = { "pointer", "int64", "int32" };
     const json_t *args;
     FP8_TRY(fp8_read_array(reader, record, "args", FP8_OP_MAX_ARGS, &args));
     uint32_t seen = 0;
@@ -87,9 +88,10 @@ static fp8_status read_kernel_args(struct fp8_reader *reader, const json_t *reco
         FP8_TRY(fp8_read_word(reader, arg, "type", types, 3, &type));
         int index = fp8_op_arg(kernel->op, name);
         if (index < 0)
-            return fp8_read_bad(reader, "op '%s' has no argument '%.100s'", fp8_op_names[kernel->op],
-                                name);
-        if (seen >> index & 1u) return fp8_read_bad(reader, "argument '%s' occurs twice", name);
+            return fp8_read_bad(reader, "op '%s' has no argument '%.100s'",
+                                fp8_op_names[kernel->op], name);
+        if (seen >> index & 1u)
+            return fp8_read_bad(reader, "argument '%s' occurs twice", name);
         if (type != (int)fp8_op_arg_type(kernel->op, index))
             return fp8_read_bad(reader, "argument '%s' is %s, op '%s' says %s", name, types[type],
                                 fp8_op_names[kernel->op],
@@ -108,18 +110,19 @@ static fp8_status read_grid_arg(struct fp8_reader *reader, const json_t *grid, c
     FP8_TRY(fp8_read_string(reader, grid, key, &name));
     *index = fp8_op_arg(op, name);
     if (*index < 0 || fp8_op_arg_type(op, *index) == FP8_ARG_POINTER)
-        return fp8_read_bad(reader, "'%s' is '%.100s', which is no integer argument of op '%s'", key,
-                            name, fp8_op_names[op]);
+        return fp8_read_bad(reader, "'%s' is '%.100s', which is no integer argument of op '%s'",
+                            key, name, fp8_op_names[op]);
     return FP8_OK;
 }
 
-static fp8_status read_grid(struct fp8_reader *reader, const json_t *record, struct fp8_kernel *kernel)
+static fp8_status read_grid(struct fp8_reader *reader, const json_t *record,
+                            struct fp8_kernel *kernel)
 {
-    static const char *const rules[] = {"tiles", "elements"};
-    static const char *const tiles_keys[] = {"rule",      "rows",        "cols",     "tile_rows",
-                                             "tile_cols", "ctas_per_sm", "max_ctas", NULL};
-    static const char *const elements_keys[] = {"rule",        "rows",     "cols", "tile_elements",
-                                                "ctas_per_sm", "max_ctas", NULL};
+    static const char *const rules[] = { "tiles", "elements" };
+    static const char *const tiles_keys[] = { "rule",      "rows",        "cols",     "tile_rows",
+                                              "tile_cols", "ctas_per_sm", "max_ctas", NULL };
+    static const char *const elements_keys[] = { "rule",        "rows",     "cols", "tile_elements",
+                                                 "ctas_per_sm", "max_ctas", NULL };
     struct fp8_grid *grid = &kernel->grid;
     const json_t *object;
     int rule = 0;
@@ -147,8 +150,8 @@ static fp8_status read_grid(struct fp8_reader *reader, const json_t *record, str
 static fp8_status read_semantics(struct fp8_reader *reader, const json_t *record,
                                  struct fp8_kernel *kernel)
 {
-    static const char *const keys[] = {"source_dtype", "target_dtype", "power_of_two", "accumulate",
-                                       NULL};
+    static const char *const keys[] = { "source_dtype", "target_dtype", "power_of_two",
+                                        "accumulate", NULL };
     const json_t *object;
     FP8_TRY(fp8_read_object(reader, record, "semantics", &object));
     size_t mark = fp8_read_enter(reader, "semantics");
@@ -173,7 +176,7 @@ static bool is_inside(const char *file)
 static fp8_status read_cubins(struct fp8_reader *reader, const json_t *record,
                               const struct fp8_manifest *manifest, struct fp8_kernel *kernel)
 {
-    static const char *const keys[] = {"arch", "file", "bytes", "xxh128", NULL};
+    static const char *const keys[] = { "arch", "file", "bytes", "xxh128", NULL };
     const json_t *array;
     FP8_TRY(fp8_read_array(reader, record, "cubins", FP8_MAX_ARCHS, &array));
     if ((int)json_array_size(array) != manifest->arch_count)
@@ -193,8 +196,8 @@ static fp8_status read_cubins(struct fp8_reader *reader, const json_t *record,
         if (!is_inside(cubins[i].file))
             return fp8_read_bad(reader, "file '%.100s' leads out of the bundle", cubins[i].file);
         if (strcmp(cubins[i].arch, manifest->archs[i]) != 0)
-            return fp8_read_bad(reader, "arch is '%.40s', but archs[%d] is '%.40s'", cubins[i].arch, i,
-                                manifest->archs[i]);
+            return fp8_read_bad(reader, "arch is '%.40s', but archs[%d] is '%.40s'", cubins[i].arch,
+                                i, manifest->archs[i]);
         kernel->cubin_count++;
         fp8_read_leave(reader, mark);
     }
@@ -204,9 +207,9 @@ static fp8_status read_cubins(struct fp8_reader *reader, const json_t *record,
 static fp8_status read_kernel(struct fp8_reader *reader, const json_t *record,
                               const struct fp8_manifest *manifest, struct fp8_kernel *kernel)
 {
-    static const char *const keys[] = {"name", "op",    "entry",   "template",     "parameters",
-                                       "args", "grid",  "block",   "shared_bytes", "semantics",
-                                       "cubins", "cluster", NULL};
+    static const char *const keys[] = { "name",   "op",      "entry", "template",     "parameters",
+                                        "args",   "grid",    "block", "shared_bytes", "semantics",
+                                        "cubins", "cluster", NULL };
     const json_t *parameters;
     const char *template_name;
     int64_t block = 0, cluster = 0, shared = 0;
@@ -235,7 +238,8 @@ static fp8_status read_kernel(struct fp8_reader *reader, const json_t *record,
 const struct fp8_kernel *fp8_manifest_kernel(const struct fp8_manifest *manifest, const char *name)
 {
     for (int i = 0; i < manifest->kernel_count; i++) {
-        if (strcmp(manifest->kernels[i].name, name) == 0) return &manifest->kernels[i];
+        if (strcmp(manifest->kernels[i].name, name) == 0)
+            return &manifest->kernels[i];
     }
     return NULL;
 }
@@ -249,9 +253,11 @@ static fp8_status read_archs(struct fp8_reader *reader, const json_t *root,
     FP8_TRY(fp8_read_array(reader, root, "archs", FP8_MAX_ARCHS, &archs));
     for (size_t i = 0; i < json_array_size(archs); i++) {
         const char *text = json_string_value(json_array_get(archs, i));
-        if (!text) return fp8_read_bad(reader, "archs[%zu] is not a string", i);
+        if (!text)
+            return fp8_read_bad(reader, "archs[%zu] is not a string", i);
         manifest->archs[i] = fp8_arena_copy(reader->arena, text);
-        if (!manifest->archs[i]) return fp8_fail_memory("a bundle", strlen(text));
+        if (!manifest->archs[i])
+            return fp8_fail_memory("a bundle", strlen(text));
         manifest->arch_count++;
     }
     return FP8_OK;
@@ -263,7 +269,8 @@ static fp8_status read_kernels(struct fp8_reader *reader, const json_t *root,
     const json_t *kernels;
     FP8_TRY(fp8_read_array(reader, root, "kernels", 4096, &kernels));
     size_t count = json_array_size(kernels);
-    FP8_TRY(fp8_read_allocate(reader, count, sizeof *manifest->kernels, (void **)&manifest->kernels));
+    FP8_TRY(
+        fp8_read_allocate(reader, count, sizeof *manifest->kernels, (void **)&manifest->kernels));
     for (size_t i = 0; i < count; i++) {
         struct fp8_kernel *kernel = &manifest->kernels[i];
         size_t mark = fp8_read_enter(reader, "kernels[%zu]", i);
@@ -282,7 +289,8 @@ static fp8_status read_layers(struct fp8_reader *reader, const json_t *root,
     const json_t *layers;
     FP8_TRY(fp8_read_array(reader, root, "layers", 4096, &layers));
     size_t count = json_array_size(layers);
-    if (count == 0) return fp8_read_bad(reader, "'layers' is empty");
+    if (count == 0)
+        return fp8_read_bad(reader, "'layers' is empty");
     FP8_TRY(fp8_read_allocate(reader, count, sizeof *manifest->layers, (void **)&manifest->layers));
     for (size_t i = 0; i < count; i++) {
         struct fp8_layer_plan *plan = &manifest->layers[i];
@@ -301,7 +309,7 @@ static fp8_status read_layers(struct fp8_reader *reader, const json_t *root,
 /* One rank: other meshes are refused rather than run as if they were this one. */
 static fp8_status read_mesh(struct fp8_reader *reader, const json_t *root)
 {
-    static const char *const keys[] = {"tensor", "fsdp", NULL};
+    static const char *const keys[] = { "tensor", "fsdp", NULL };
     const json_t *mesh;
     int64_t tensor, fsdp, rank;
     FP8_TRY(fp8_read_object(reader, root, "mesh", &mesh));
@@ -316,40 +324,45 @@ static fp8_status read_mesh(struct fp8_reader *reader, const json_t *root)
 static fp8_status check_digest(const struct fp8_reader *reader, const json_t *root)
 {
     const char *digest = json_string_value(json_object_get(root, "digest"));
-    if (!digest) return fp8_read_bad(reader, "'digest' is missing");
+    if (!digest)
+        return fp8_read_bad(reader, "'digest' is missing");
     json_t *rest = json_copy((json_t *)root);
-    if (!rest) return fp8_fail_memory("the digest of a manifest", 0);
+    if (!rest)
+        return fp8_fail_memory("the digest of a manifest", 0);
     char *compact = NULL;
     if (json_object_del(rest, "digest") == 0)
         compact = json_dumps(rest, JSON_COMPACT | JSON_SORT_KEYS);
     json_decref(rest);
-    if (!compact) return fp8_fail_memory("the digest of a manifest", 0);
+    if (!compact)
+        return fp8_fail_memory("the digest of a manifest", 0);
     XXH128_hash_t hash = XXH3_128bits(compact, strlen(compact));
     free(compact);
     char text[33];
     snprintf(text, sizeof text, "%016" PRIx64 "%016" PRIx64, hash.high64, hash.low64);
     if (strcmp(text, digest) != 0)
-        return fp8_read_bad(reader, "the manifest was altered: its digest is %s, it says %.40s", text,
-                            digest);
+        return fp8_read_bad(reader, "the manifest was altered: its digest is %s, it says %.40s",
+                            text, digest);
     return FP8_OK;
 }
 
 static fp8_status read_header(struct fp8_reader *reader, const json_t *root)
 {
-    static const char *const keys[] = {"format", "format_version", "generator", "model",  "spec_hash",
-                                       "tuning_hash", "mesh",   "rank",      "archs",  "kernels",
-                                       "layers", "digest", NULL};
-    if (!json_is_object(root)) return fp8_read_bad(reader, "this is no JSON object");
+    static const char *const keys[] = { "format",    "format_version", "generator", "model",
+                                        "spec_hash", "tuning_hash",    "mesh",      "rank",
+                                        "archs",     "kernels",        "layers",    "digest",
+                                        NULL };
+    if (!json_is_object(root))
+        return fp8_read_bad(reader, "this is no JSON object");
     const char *format = json_string_value(json_object_get(root, "format"));
     if (!format || strcmp(format, FP8_BUNDLE_FORMAT) != 0)
         return fp8_read_bad(reader, "'format' is not \"" FP8_BUNDLE_FORMAT "\"");
     const json_t *version = json_object_get(root, "format_version");
-    if (!json_is_integer(version)) return fp8_read_bad(reader, "'format_version' is missing");
+    if (!json_is_integer(version))
+        return fp8_read_bad(reader, "'format_version' is missing");
     if (json_integer_value(version) != FP8_BUNDLE_FORMAT_VERSION)
-        return fp8_read_bad(reader,
-                            "the bundle has format version %lld, this libfp8 (%s) reads version %d",
-                            (long long)json_integer_value(version), fp8_version(),
-                            FP8_BUNDLE_FORMAT_VERSION);
+        return fp8_read_bad(
+            reader, "the bundle has format version %lld, this libfp8 (%s) reads version %d",
+            (long long)json_integer_value(version), fp8_version(), FP8_BUNDLE_FORMAT_VERSION);
     FP8_TRY(check_digest(reader, root));
     FP8_TRY(fp8_read_keys(reader, root, keys));
     const char *text;
@@ -364,7 +377,7 @@ static fp8_status read_header(struct fp8_reader *reader, const json_t *root)
 fp8_status fp8_manifest_parse(const char *path, const char *text, size_t length,
                               struct fp8_arena *arena, struct fp8_manifest *manifest)
 {
-    struct fp8_reader reader = {.path = path, .arena = arena};
+    struct fp8_reader reader = { .path = path, .arena = arena };
     json_error_t error;
     memset(manifest, 0, sizeof *manifest);
     json_t *root = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
@@ -375,9 +388,12 @@ fp8_status fp8_manifest_parse(const char *path, const char *text, size_t length,
                             error.column, error.text);
     }
     fp8_status status = read_header(&reader, root);
-    if (status == FP8_OK) status = read_archs(&reader, root, manifest);
-    if (status == FP8_OK) status = read_kernels(&reader, root, manifest);
-    if (status == FP8_OK) status = read_layers(&reader, root, manifest);
+    if (status == FP8_OK)
+        status = read_archs(&reader, root, manifest);
+    if (status == FP8_OK)
+        status = read_kernels(&reader, root, manifest);
+    if (status == FP8_OK)
+        status = read_layers(&reader, root, manifest);
     json_decref(root);
     return status;
 }

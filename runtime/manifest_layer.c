@@ -1,9 +1,9 @@
 /*
- * manifest_layer.c - one layer record of a manifest: buffers, passes, steps, the gemm's choices.
+ * manifest_layer.c - one layer record of a manifest: passes, steps, the gemm's choices.
  *
  * In: the JSON record and the kernels read before it. Out: a fp8_layer_plan in which every argument of every
- * step is a source that a call can evaluate without a name. What the runtime takes for granted elsewhere
- * (which tensors there are, how an operand is laid out, that a gemm ends its pass) is checked here once.
+ * step is a source that a call can evaluate without a name. Buffers are read in manifest_buffers.c; what the
+ * steps do with them is checked in plan_check.c.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,231 +11,15 @@
 
 #include "runtime/json_read.h"
 
-const char *const fp8_slot_names[FP8_SLOT_COUNT] = {"x",  "w",  "bias",  "y",        "dy",
-                                                    "dx", "dw", "dbias", "found_inf"};
-const char *const fp8_part_names[FP8_PART_COUNT] = {"scales", "row", "transposed"};
-
-static const int64_t extent_limit = (int64_t)1 << 40; /* of one dim */
-static const int64_t memory_limit = (int64_t)1 << 60; /* of one buffer */
-
-/* ---- buffers ---- */
-
-static fp8_status read_dim(struct fp8_reader *reader, const json_t *record, const char *key,
-                           struct fp8_dim *dim)
-{
-    static const char *const keys[] = {"of", "div", "pad", "max", NULL};
-    const json_t *value = json_object_get(record, key);
-    *dim = (struct fp8_dim){.div = 1, .pad = 1, .max = INT64_MAX};
-    if (json_is_integer(value)) return fp8_read_integer(reader, record, key, 1, extent_limit, &dim->of);
-    size_t mark = fp8_read_enter(reader, "%s", key);
-    FP8_TRY(fp8_read_keys(reader, value, keys));
-    const char *text = json_string_value(json_object_get(value, "of"));
-    dim->of_tokens = text && strcmp(text, "M") == 0;
-    if (!dim->of_tokens) FP8_TRY(fp8_read_integer(reader, value, "of", 1, extent_limit, &dim->of));
-    if (json_object_get(value, "div"))
-        FP8_TRY(fp8_read_integer(reader, value, "div", 1, extent_limit, &dim->div));
-    if (json_object_get(value, "pad"))
-        FP8_TRY(fp8_read_integer(reader, value, "pad", 1, extent_limit, &dim->pad));
-    if (json_object_get(value, "max"))
-        FP8_TRY(fp8_read_integer(reader, value, "max", 1, extent_limit, &dim->max));
-    fp8_read_leave(reader, mark);
-    return FP8_OK;
-}
-
-static int find_buffer(const struct fp8_layer_plan *plan, const char *name, size_t length)
-{
-    for (int i = 0; i < plan->buffer_count; i++) {
-        if (strlen(plan->buffers[i].name) == length && memcmp(plan->buffers[i].name, name, length) == 0)
-            return i;
-    }
-    return -1;
-}
-
-static fp8_status register_slot(struct fp8_reader *reader, struct fp8_layer_plan *plan, int index)
-{
-    struct fp8_buffer *buffer = &plan->buffers[index];
-    for (int slot = 0; slot < FP8_SLOT_COUNT; slot++) {
-        if (strcmp(buffer->name, fp8_slot_names[slot]) != 0) continue;
-        buffer->slot = (enum fp8_slot)slot;
-        plan->slots[slot] = (int8_t)index;
-        return FP8_OK;
-    }
-    return fp8_read_bad(reader, "no pass has a caller's tensor '%.100s'", buffer->name);
-}
-
-static fp8_status register_part(struct fp8_reader *reader, const json_t *record,
-                                struct fp8_layer_plan *plan, int index)
-{
-    struct fp8_buffer *buffer = &plan->buffers[index];
-    int part = 0;
-    FP8_TRY(fp8_read_word(reader, record, "part", fp8_part_names, FP8_PART_COUNT, &part));
-    buffer->part = (enum fp8_part)part;
-    int8_t *place = &plan->parts[buffer->role][part];
-    if (*place >= 0)
-        return fp8_read_bad(reader, "two buffers are the part '%s' of %s", fp8_part_names[part],
-                            fp8_role_names[buffer->role]);
-    *place = (int8_t)index;
-    return FP8_OK;
-}
-
-static fp8_status read_buffer(struct fp8_reader *reader, const json_t *record,
-                              struct fp8_layer_plan *plan)
-{
-    static const char *const keys[] = {"name", "object", "part", "dtype", "rows", "cols", NULL};
-    static const char *const objects[] = {"caller", "x", "w", "dy", "workspace"};
-    int index = plan->buffer_count, object = 0;
-    struct fp8_buffer *buffer = &plan->buffers[index];
-    FP8_TRY(fp8_read_keys(reader, record, keys));
-    FP8_TRY(fp8_read_string(reader, record, "name", &buffer->name));
-    if (find_buffer(plan, buffer->name, strlen(buffer->name)) >= 0)
-        return fp8_read_bad(reader, "the name '%.100s' occurs twice", buffer->name);
-    FP8_TRY(fp8_read_word(reader, record, "object", objects, 5, &object));
-    FP8_TRY(fp8_read_dtype(reader, record, "dtype", &buffer->dtype));
-    if (buffer->dtype == FP8_DTYPE_NONE) return fp8_read_bad(reader, "dtype is none");
-    FP8_TRY(read_dim(reader, record, "rows", &buffer->rows));
-    FP8_TRY(read_dim(reader, record, "cols", &buffer->cols));
-    int64_t bytes;
-    if (__builtin_mul_overflow(fp8_dim_at(&buffer->rows, plan->max_tokens),
-                               fp8_dim_at(&buffer->cols, plan->max_tokens) * 4, &bytes) ||
-        bytes > memory_limit)
-        return fp8_read_bad(reader, "buffer '%.100s' is beyond 2^60 bytes", buffer->name);
-    plan->buffer_count++;
-    if (object != 1 && object != 2 && object != 3 && json_object_get(record, "part"))
-        return fp8_read_bad(reader, "'part' belongs to operands only");
-    switch (object) {
-    case 0:
-        buffer->object = FP8_OBJECT_CALLER;
-        return register_slot(reader, plan, index);
-    case 4:
-        buffer->object = FP8_OBJECT_WORKSPACE;
-        return FP8_OK;
-    default:
-        buffer->object = FP8_OBJECT_OPERAND;
-        buffer->role = (fp8_role)object;
-        return register_part(reader, record, plan, index);
-    }
-}
-
-/* A dim of the given extent (M if of_tokens), padded to `pad` and nothing else. */
-static bool dim_is(const struct fp8_dim *dim, bool of_tokens, int64_t of, int64_t pad)
-{
-    if (of_tokens)
-        return dim->of_tokens && dim->div == 1 && dim->pad == pad && dim->max == INT64_MAX;
-    return !dim->of_tokens && fp8_dim_at(dim, 0) == fp8_round_up(of, pad);
-}
-
-/* The extents of a role's tensor: x[M,K], w[N,K], dy[M,N]. */
-struct extents {
-    bool rows_are_tokens;
-    int64_t rows;
-    int64_t cols;
-};
-
-static struct extents extents_of(const struct fp8_layer_plan *plan, fp8_role role)
-{
-    return (struct extents){
-        .rows_are_tokens = role != FP8_ROLE_W,
-        .rows = plan->out_features,
-        .cols = role == FP8_ROLE_DY ? plan->out_features : plan->in_features,
-    };
-}
-
-static fp8_status check_operand_buffers(struct fp8_reader *reader, struct fp8_layer_plan *plan,
-                                        fp8_role role)
-{
-    const struct extents e = extents_of(plan, role);
-    for (int part = 0; part < FP8_PART_COUNT; part++) {
-        if (plan->parts[role][part] < 0)
-            return fp8_read_bad(reader, "operand %s has no part '%s'", fp8_role_names[role],
-                                fp8_part_names[part]);
-    }
-    const struct fp8_buffer *scales = &plan->buffers[plan->parts[role][FP8_PART_SCALES]];
-    const struct fp8_buffer *row = &plan->buffers[plan->parts[role][FP8_PART_ROW]];
-    const struct fp8_buffer *transposed = &plan->buffers[plan->parts[role][FP8_PART_TRANSPOSED]];
-    bool fits = scales->dtype == FP8_DTYPE_FP32 && dim_is(&scales->rows, false, 1, 1) &&
-                dim_is(&scales->cols, false, FP8_SCALES_COUNT, 1) &&
-                dim_is(&row->rows, e.rows_are_tokens, e.rows, FP8_PAD_ROWS) &&
-                dim_is(&row->cols, false, e.cols, FP8_PAD_LD) &&
-                dim_is(&transposed->rows, false, e.cols, FP8_PAD_ROWS) &&
-                dim_is(&transposed->cols, e.rows_are_tokens, e.rows, FP8_PAD_LD);
-    if (!fits)
-        return fp8_read_bad(reader, "the parts of operand %s are not laid out as fp8.h says",
-                            fp8_role_names[role]);
-    plan->formats[role] = row->dtype;
-    if (row->dtype != transposed->dtype ||
-        (row->dtype != FP8_DTYPE_E4M3 && row->dtype != FP8_DTYPE_E5M2))
-        return fp8_read_bad(reader, "the copies of operand %s are not both e4m3 or both e5m2",
-                            fp8_role_names[role]);
-    return FP8_OK;
-}
-
-static fp8_status check_caller_buffers(struct fp8_reader *reader, const struct fp8_layer_plan *plan)
-{
-    static const struct {
-        bool optional, tokens, cols_are_n, is_float;
-        int64_t rows; /* 0: N */
-    } wanted[FP8_SLOT_COUNT] = {
-        [FP8_SLOT_X] = {false, true, false, true, 0},
-        [FP8_SLOT_W] = {false, false, false, true, 0},
-        [FP8_SLOT_BIAS] = {true, false, true, true, 1},
-        [FP8_SLOT_Y] = {false, true, true, true, 0},
-        [FP8_SLOT_DY] = {false, true, true, true, 0},
-        [FP8_SLOT_DX] = {false, true, false, true, 0},
-        [FP8_SLOT_DW] = {false, false, false, true, 0},
-        [FP8_SLOT_DBIAS] = {true, false, true, true, 1},
-        [FP8_SLOT_FOUND_INF] = {false, false, false, false, 1},
-    };
-    for (int slot = 0; slot < FP8_SLOT_COUNT; slot++) {
-        if (plan->slots[slot] < 0) {
-            if (wanted[slot].optional && !(plan->has_bias && slot == FP8_SLOT_BIAS)) continue;
-            return fp8_read_bad(reader, "there is no caller's tensor '%s'", fp8_slot_names[slot]);
-        }
-        const struct fp8_buffer *buffer = &plan->buffers[plan->slots[slot]];
-        int64_t rows = wanted[slot].rows ? wanted[slot].rows : plan->out_features;
-        int64_t cols = slot == FP8_SLOT_FOUND_INF ? 1
-                       : wanted[slot].cols_are_n  ? plan->out_features
-                                                  : plan->in_features;
-        bool is_float = buffer->dtype == FP8_DTYPE_BF16 || buffer->dtype == FP8_DTYPE_FP32;
-        if (!dim_is(&buffer->rows, wanted[slot].tokens, rows, 1) ||
-            !dim_is(&buffer->cols, false, cols, 1) ||
-            !(wanted[slot].is_float ? is_float : buffer->dtype == FP8_DTYPE_UINT32))
-            return fp8_read_bad(reader, "the caller's tensor '%s' has another shape or dtype than its "
-                                        "layer",
-                                fp8_slot_names[slot]);
-    }
-    if (plan->slots[FP8_SLOT_DBIAS] >= 0 &&
-        plan->buffers[plan->slots[FP8_SLOT_DBIAS]].dtype != FP8_DTYPE_FP32)
-        return fp8_read_bad(reader, "dbias is not fp32");
-    if (plan->slots[FP8_SLOT_BIAS] >= 0 &&
-        plan->buffers[plan->slots[FP8_SLOT_BIAS]].dtype != FP8_DTYPE_BF16)
-        return fp8_read_bad(reader, "bias is not bf16");
-    return FP8_OK;
-}
-
-static fp8_status read_buffers(struct fp8_reader *reader, const json_t *record,
-                               struct fp8_layer_plan *plan)
-{
-    const json_t *array;
-    memset(plan->slots, -1, sizeof plan->slots);
-    memset(plan->parts, -1, sizeof plan->parts);
-    FP8_TRY(fp8_read_array(reader, record, "buffers", FP8_MAX_BUFFERS, &array));
-    for (size_t i = 0; i < json_array_size(array); i++) {
-        size_t mark = fp8_read_enter(reader, "buffers[%zu]", i);
-        FP8_TRY(read_buffer(reader, json_array_get(array, i), plan));
-        fp8_read_leave(reader, mark);
-    }
-    FP8_TRY(check_operand_buffers(reader, plan, FP8_ROLE_X));
-    FP8_TRY(check_operand_buffers(reader, plan, FP8_ROLE_W));
-    FP8_TRY(check_operand_buffers(reader, plan, FP8_ROLE_DY));
-    return check_caller_buffers(reader, plan);
-}
+static const int64_t extent_limit = FP8_MANIFEST_EXTENT_LIMIT;
 
 /* ---- steps ---- */
 
 static void use_buffer(struct fp8_pass_plan *pass, int buffer)
 {
     for (int i = 0; i < pass->buffer_count; i++) {
-        if (pass->buffers[i] == buffer) return;
+        if (pass->buffers[i] == buffer)
+            return;
     }
     pass->buffers[pass->buffer_count++] = (int8_t)buffer;
 }
@@ -254,8 +38,9 @@ static fp8_status source_of_text(struct fp8_reader *reader, const struct fp8_lay
     }
     const char *dot = strrchr(text, '.');
     size_t length = dot ? (size_t)(dot - text) : strlen(text);
-    int buffer = find_buffer(plan, text, length);
-    if (buffer < 0) return fp8_read_bad(reader, "there is no buffer '%.*s'", (int)length, text);
+    int buffer = fp8_manifest_find_buffer(plan, text, length);
+    if (buffer < 0)
+        return fp8_read_bad(reader, "there is no buffer '%.*s'", (int)length, text);
     if (!dot)
         source->kind = FP8_FROM_ADDRESS;
     else if (strcmp(dot, ".ld") == 0)
@@ -270,24 +55,28 @@ static fp8_status source_of_text(struct fp8_reader *reader, const struct fp8_lay
 }
 
 static fp8_status read_source(struct fp8_reader *reader, const struct fp8_layer_plan *plan,
-                              struct fp8_pass_plan *pass, const json_t *value, enum fp8_arg_type type,
-                              struct fp8_source *source)
+                              struct fp8_pass_plan *pass, const json_t *value,
+                              enum fp8_arg_type type, struct fp8_source *source)
 {
-    if (!value) return fp8_read_bad(reader, "the argument is missing");
-    *source = (struct fp8_source){.kind = FP8_FROM_LITERAL, .buffer = -1};
+    if (!value)
+        return fp8_read_bad(reader, "the argument is missing");
+    *source = (struct fp8_source){ .kind = FP8_FROM_LITERAL, .buffer = -1 };
     if (json_is_null(value)) {
-        if (type != FP8_ARG_POINTER) return fp8_read_bad(reader, "null is no integer");
+        if (type != FP8_ARG_POINTER)
+            return fp8_read_bad(reader, "null is no integer");
         return FP8_OK;
     }
     if (json_is_integer(value)) {
         source->literal = json_integer_value(value);
-        if (type == FP8_ARG_POINTER) return fp8_read_bad(reader, "a number is no pointer");
+        if (type == FP8_ARG_POINTER)
+            return fp8_read_bad(reader, "a number is no pointer");
         if (source->literal < 0 || source->literal > extent_limit ||
             (type == FP8_ARG_INT32 && source->literal > INT32_MAX))
             return fp8_read_bad(reader, "%lld is out of range", (long long)source->literal);
         return FP8_OK;
     }
-    if (!json_is_string(value)) return fp8_read_bad(reader, "this is no argument");
+    if (!json_is_string(value))
+        return fp8_read_bad(reader, "this is no argument");
     FP8_TRY(source_of_text(reader, plan, pass, json_string_value(value), source));
     if ((source->kind == FP8_FROM_ADDRESS) != (type == FP8_ARG_POINTER))
         return fp8_read_bad(reader, "'%.100s' is %s", json_string_value(value),
@@ -327,9 +116,11 @@ static fp8_status read_kernel_name(struct fp8_reader *reader, const struct fp8_m
                                    const struct fp8_kernel **kernel)
 {
     const char *name = json_string_value(json_object_get(record, key));
-    if (!name) return fp8_read_bad(reader, "'%s' names no kernel", key);
+    if (!name)
+        return fp8_read_bad(reader, "'%s' names no kernel", key);
     *kernel = fp8_manifest_kernel(manifest, name);
-    if (!*kernel) return fp8_read_bad(reader, "there is no kernel '%.100s'", name);
+    if (!*kernel)
+        return fp8_read_bad(reader, "there is no kernel '%.100s'", name);
     if ((*kernel)->op != op)
         return fp8_read_bad(reader, "kernel '%.100s' implements '%s', not '%s'", name,
                             fp8_op_names[(*kernel)->op], fp8_op_names[op]);
@@ -341,7 +132,7 @@ static fp8_status read_workspace_name(struct fp8_reader *reader, const struct fp
                                       const char *key, int8_t *buffer)
 {
     const char *name = json_string_value(json_object_get(record, key));
-    int found = name ? find_buffer(plan, name, strlen(name)) : -1;
+    int found = name ? fp8_manifest_find_buffer(plan, name, strlen(name)) : -1;
     if (found < 0 || plan->buffers[found].object != FP8_OBJECT_WORKSPACE)
         return fp8_read_bad(reader, "'%s' names no workspace buffer", key);
     *buffer = (int8_t)found;
@@ -351,10 +142,10 @@ static fp8_status read_workspace_name(struct fp8_reader *reader, const struct fp
 }
 
 static fp8_status read_store(struct fp8_reader *reader, const struct fp8_manifest *manifest,
-                             const struct fp8_layer_plan *plan, const json_t *record, const char *key,
-                             const struct fp8_step *step, struct fp8_store *store)
+                             const struct fp8_layer_plan *plan, const json_t *record,
+                             const char *key, const struct fp8_step *step, struct fp8_store *store)
 {
-    static const char *const keys[] = {"kernel", "stage_dtype", NULL};
+    static const char *const keys[] = { "kernel", "stage_dtype", NULL };
     const json_t *object;
     FP8_TRY(fp8_read_object(reader, record, key, &object));
     size_t mark = fp8_read_enter(reader, "%s", key);
@@ -376,8 +167,9 @@ static fp8_status read_store(struct fp8_reader *reader, const struct fp8_manifes
 static fp8_status read_dispatch(struct fp8_reader *reader, const struct fp8_layer_plan *plan,
                                 const json_t *record, struct fp8_gemm_step *gemm)
 {
-    static const char *const keys[] = {"min_tokens", "max_tokens", "backend", "dtype", "reason", NULL};
-    static const char *const backends[] = {"cublaslt"};
+    static const char *const keys[] = { "min_tokens", "max_tokens", "backend",
+                                        "dtype",      "reason",     NULL };
+    static const char *const backends[] = { "cublaslt" };
     const json_t *array;
     int backend = 0;
     int64_t next = 1;
@@ -407,8 +199,8 @@ static fp8_status read_gemm(struct fp8_reader *reader, const struct fp8_manifest
                             const struct fp8_layer_plan *plan, struct fp8_pass_plan *pass,
                             const json_t *record, struct fp8_step *step)
 {
-    static const char *const accumulations[] = {"split", "fast"};
-    static const char *const store_keys[] = {"overwrite", "accumulate", NULL};
+    static const char *const accumulations[] = { "split", "fast" };
+    static const char *const store_keys[] = { "overwrite", "accumulate", NULL };
     int fast = 0;
     FP8_TRY(fp8_read_allocate(reader, 1, sizeof *step->gemm, (void **)&step->gemm));
     struct fp8_gemm_step *gemm = step->gemm;
@@ -440,19 +232,19 @@ static fp8_status read_step(struct fp8_reader *reader, const struct fp8_manifest
                             const struct fp8_layer_plan *plan, struct fp8_pass_plan *pass,
                             const json_t *record)
 {
-    static const char *const kernel_keys[] = {"op", "kernel", "args", "reason", NULL};
-    static const char *const gemm_keys[] = {"op",        "args",         "reason",
-                                            "a_dtype",   "b_dtype",      "out_dtype",
-                                            "stage",     "accumulation", "stage_bias",
-                                            "store",     "dispatch",     "gemm_workspace",
-                                            NULL};
+    static const char *const kernel_keys[] = { "op", "kernel", "args", "reason", NULL };
+    static const char *const gemm_keys[] = {
+        "op",           "args",       "reason", "a_dtype",  "b_dtype",        "out_dtype", "stage",
+        "accumulation", "stage_bias", "store",  "dispatch", "gemm_workspace", NULL
+    };
     const char *reason;
     int op = 0;
     struct fp8_step *step = &pass->steps[pass->step_count];
     FP8_TRY(fp8_read_word(reader, record, "op", fp8_op_names, FP8_OP_COUNT, &op));
     step->op = (enum fp8_op)op;
     FP8_TRY(fp8_read_keys(reader, record, step->op == FP8_OP_GEMM ? gemm_keys : kernel_keys));
-    if (json_object_get(record, "reason")) FP8_TRY(fp8_read_string(reader, record, "reason", &reason));
+    if (json_object_get(record, "reason"))
+        FP8_TRY(fp8_read_string(reader, record, "reason", &reason));
     FP8_TRY(read_args(reader, plan, pass, record, step));
     if (step->op == FP8_OP_GEMM) {
         pass->gemm = pass->step_count;
@@ -477,16 +269,19 @@ static fp8_status read_pass(struct fp8_reader *reader, const struct fp8_manifest
     pass->gemm = -1;
     for (size_t i = 0; i < json_array_size(steps); i++) {
         size_t inner = fp8_read_enter(reader, "[%zu]", i);
-        if (pass->gemm >= 0) return fp8_read_bad(reader, "nothing may follow the gemm of a pass");
+        if (pass->gemm >= 0)
+            return fp8_read_bad(reader, "nothing may follow the gemm of a pass");
         FP8_TRY(read_step(reader, manifest, plan, pass, json_array_get(steps, i)));
         fp8_read_leave(reader, inner);
     }
     bool has_gemm = index == FP8_PASS_FPROP || index == FP8_PASS_WGRAD || index == FP8_PASS_DGRAD;
     if (has_gemm != (pass->gemm >= 0))
-        return fp8_read_bad(reader, "the pass %s", has_gemm ? "has no gemm" : "may not have a gemm");
+        return fp8_read_bad(reader, "the pass %s",
+                            has_gemm ? "has no gemm" : "may not have a gemm");
     if (index != FP8_PASS_FPROP && has_gemm && pass->step_count != 1)
         return fp8_read_bad(reader, "the pass has steps beside its gemm");
-    if (pass->gemm < 0) pass->gemm = pass->step_count;
+    if (pass->gemm < 0)
+        pass->gemm = pass->step_count;
     fp8_read_leave(reader, mark);
     return FP8_OK;
 }
@@ -494,7 +289,7 @@ static fp8_status read_pass(struct fp8_reader *reader, const struct fp8_manifest
 static fp8_status read_passes(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                               const json_t *record, struct fp8_layer_plan *plan)
 {
-    static const char *const keys[] = {"weight", "fprop", "quantize_dy", "wgrad", "dgrad", NULL};
+    static const char *const keys[] = { "weight", "fprop", "quantize_dy", "wgrad", "dgrad", NULL };
     const json_t *passes;
     FP8_TRY(fp8_read_object(reader, record, "passes", &passes));
     size_t mark = fp8_read_enter(reader, "passes");
@@ -508,7 +303,7 @@ static fp8_status read_passes(struct fp8_reader *reader, const struct fp8_manife
 static fp8_status read_dequantize(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                                   const json_t *record, struct fp8_layer_plan *plan)
 {
-    static const char *const keys[] = {"e4m3", "e5m2", NULL};
+    static const char *const keys[] = { "e4m3", "e5m2", NULL };
     const json_t *object;
     FP8_TRY(fp8_read_object(reader, record, "dequantize", &object));
     size_t mark = fp8_read_enter(reader, "dequantize");
@@ -517,12 +312,12 @@ static fp8_status read_dequantize(struct fp8_reader *reader, const struct fp8_ma
         fp8_dtype format = plan->formats[role];
         const struct fp8_kernel **kernel =
             format == FP8_DTYPE_E4M3 ? &plan->dequantize_e4m3 : &plan->dequantize_e5m2;
-        FP8_TRY(read_kernel_name(reader, manifest, object, fp8_dtype_name(format), FP8_OP_DEQUANTIZE,
-                                 kernel));
+        FP8_TRY(read_kernel_name(reader, manifest, object, fp8_dtype_name(format),
+                                 FP8_OP_DEQUANTIZE, kernel));
         if ((*kernel)->semantics.source_dtype != format ||
             (*kernel)->semantics.target_dtype != FP8_DTYPE_FP32)
-            return fp8_read_bad(reader, "kernel '%.100s' does not turn %s into fp32", (*kernel)->name,
-                                fp8_dtype_name(format));
+            return fp8_read_bad(reader, "kernel '%.100s' does not turn %s into fp32",
+                                (*kernel)->name, fp8_dtype_name(format));
     }
     fp8_read_leave(reader, mark);
     return FP8_OK;
@@ -533,11 +328,11 @@ static fp8_status read_dequantize(struct fp8_reader *reader, const struct fp8_ma
 static fp8_status read_recipe(struct fp8_reader *reader, const json_t *record,
                               struct fp8_layer_plan *plan)
 {
-    static const char *const recipe_keys[] = {"name", "format", "power_of_two", NULL};
-    static const char *const accumulation_keys[] = {"fprop", "dgrad", "wgrad", NULL};
-    static const char *const recipes[] = {"current"};
-    static const char *const formats[] = {"hybrid", "e4m3"};
-    static const char *const accumulations[] = {"fast", "split"};
+    static const char *const recipe_keys[] = { "name", "format", "power_of_two", NULL };
+    static const char *const accumulation_keys[] = { "fprop", "dgrad", "wgrad", NULL };
+    static const char *const recipes[] = { "current" };
+    static const char *const formats[] = { "hybrid", "e4m3" };
+    static const char *const accumulations[] = { "fast", "split" };
     const json_t *recipe, *accumulation;
     int word = 0;
     bool power_of_two = false;
@@ -557,10 +352,11 @@ static fp8_status read_recipe(struct fp8_reader *reader, const json_t *record,
 fp8_status fp8_manifest_layer(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                               const json_t *record, struct fp8_layer_plan *plan)
 {
-    static const char *const keys[] = {"name",   "in_features", "out_features", "tokens", "max_tokens",
-                                       "count",  "recipe",      "compute",      "bias",   "passes",
-                                       "buffers", "accumulation", "dequantize", NULL};
-    static const char *const computes[] = {"fp8"};
+    static const char *const keys[] = { "name",       "in_features", "out_features", "tokens",
+                                        "max_tokens", "count",       "recipe",       "compute",
+                                        "bias",       "passes",      "buffers",      "accumulation",
+                                        "dequantize", NULL };
+    static const char *const computes[] = { "fp8" };
     int64_t count;
     int compute = 0;
     FP8_TRY(fp8_read_keys(reader, record, keys));
@@ -573,7 +369,7 @@ fp8_status fp8_manifest_layer(struct fp8_reader *reader, const struct fp8_manife
     FP8_TRY(fp8_read_word(reader, record, "compute", computes, 1, &compute));
     FP8_TRY(fp8_read_bool(reader, record, "bias", &plan->has_bias));
     FP8_TRY(read_recipe(reader, record, plan));
-    FP8_TRY(read_buffers(reader, record, plan));
+    FP8_TRY(fp8_manifest_buffers(reader, record, plan));
     FP8_TRY(read_passes(reader, manifest, record, plan));
     FP8_TRY(read_dequantize(reader, manifest, record, plan));
     return fp8_plan_check(reader->path, plan);

@@ -46,16 +46,19 @@ static CUresult zero_2d_cuda(const struct fp8_driver *driver, void *target, int6
     return result;
 }
 
-fp8_status fp8_zero_2d(const struct fp8_context *context, void *target, int64_t pitch, int64_t width,
-                       int64_t rows, fp8_stream stream)
+fp8_status fp8_zero_2d(const struct fp8_context *context, void *target, int64_t pitch,
+                       int64_t width, int64_t rows, fp8_stream stream)
 {
-    if (width <= 0 || rows <= 0) return FP8_OK;
+    if (width <= 0 || rows <= 0)
+        return FP8_OK;
     if (context->is_host) {
-        for (int64_t i = 0; i < rows; i++) memset((char *)target + i * pitch, 0, (size_t)width);
+        for (int64_t i = 0; i < rows; i++)
+            memset((char *)target + i * pitch, 0, (size_t)width);
         return FP8_OK;
     }
     CUresult result = zero_2d_cuda(context->driver, target, pitch, width, rows, stream);
-    if (result == CUDA_SUCCESS) return FP8_OK;
+    if (result == CUDA_SUCCESS)
+        return FP8_OK;
     return fp8_fail_cuda(context->driver, result, "zeroing %lld x %lld bytes", (long long)rows,
                          (long long)width);
 }
@@ -65,26 +68,30 @@ fp8_status fp8_fill_words(const struct fp8_context *context, void *target, uint3
 {
     if (context->is_host) {
         uint32_t *words = target;
-        for (int64_t i = 0; i < count; i++) words[i] = word;
+        for (int64_t i = 0; i < count; i++)
+            words[i] = word;
         return FP8_OK;
     }
     CUresult result =
         context->driver->memset_d32(device_pointer(target), word, (size_t)count, stream);
-    if (result == CUDA_SUCCESS) return FP8_OK;
+    if (result == CUDA_SUCCESS)
+        return FP8_OK;
     return fp8_fail_cuda(context->driver, result, "filling %lld words", (long long)count);
 }
 
 fp8_status fp8_copy_bytes(const struct fp8_context *context, void *target, const void *source,
                           size_t bytes, fp8_stream stream)
 {
-    if (bytes == 0) return FP8_OK;
+    if (bytes == 0)
+        return FP8_OK;
     if (context->is_host) {
         memmove(target, source, bytes);
         return FP8_OK;
     }
     CUresult result = context->driver->memcpy_async(device_pointer(target), device_pointer(source),
                                                     bytes, stream);
-    if (result == CUDA_SUCCESS) return FP8_OK;
+    if (result == CUDA_SUCCESS)
+        return FP8_OK;
     return fp8_fail_cuda(context->driver, result, "copying %zu bytes", bytes);
 }
 
@@ -92,9 +99,11 @@ fp8_status fp8_copy_bytes(const struct fp8_context *context, void *target, const
 
 fp8_status fp8_memory_alloc(fp8_context *context, size_t bytes, void **memory)
 {
-    if (!memory) return null_argument("memory_alloc", "memory");
+    if (!memory)
+        return null_argument("memory_alloc", "memory");
     *memory = NULL;
-    if (!context) return null_argument("memory_alloc", "context");
+    if (!context)
+        return null_argument("memory_alloc", "context");
     if (context->is_host) {
         *memory = fp8_allocate_aligned(256, bytes);
         return *memory ? FP8_OK : fp8_fail_memory("memory_alloc", bytes);
@@ -112,13 +121,15 @@ fp8_status fp8_memory_alloc(fp8_context *context, size_t bytes, void **memory)
 
 void fp8_memory_free(fp8_context *context, void *memory)
 {
-    if (!context || !memory) return;
+    if (!context || !memory)
+        return;
     if (context->is_host) {
         fp8_release(memory);
         return;
     }
     bool pushed;
-    if (fp8_context_enter(context, &pushed) != FP8_OK) return;
+    if (fp8_context_enter(context, &pushed) != FP8_OK)
+        return;
     (void)context->driver->mem_free(device_pointer(memory));
     fp8_context_leave(context, pushed);
 }
@@ -126,9 +137,12 @@ void fp8_memory_free(fp8_context *context, void *memory)
 fp8_status fp8_memory_copy(fp8_context *context, void *target, const void *source, size_t bytes,
                            fp8_stream stream)
 {
-    if (!context) return null_argument("memory_copy", "context");
-    if (bytes && !target) return null_argument("memory_copy", "target");
-    if (bytes && !source) return null_argument("memory_copy", "source");
+    if (!context)
+        return null_argument("memory_copy", "context");
+    if (bytes && !target)
+        return null_argument("memory_copy", "target");
+    if (bytes && !source)
+        return null_argument("memory_copy", "source");
     bool pushed;
     FP8_TRY(fp8_context_enter(context, &pushed));
     fp8_status status = fp8_copy_bytes(context, target, source, bytes, stream);
@@ -139,9 +153,12 @@ fp8_status fp8_memory_copy(fp8_context *context, void *target, const void *sourc
 fp8_status fp8_memory_fill(fp8_context *context, void *target, uint8_t value, size_t bytes,
                            fp8_stream stream)
 {
-    if (!context) return null_argument("memory_fill", "context");
-    if (bytes && !target) return null_argument("memory_fill", "target");
-    if (bytes == 0) return FP8_OK;
+    if (!context)
+        return null_argument("memory_fill", "context");
+    if (bytes && !target)
+        return null_argument("memory_fill", "target");
+    if (bytes == 0)
+        return FP8_OK;
     if (context->is_host) {
         memset(target, value, bytes);
         return FP8_OK;
@@ -150,7 +167,8 @@ fp8_status fp8_memory_fill(fp8_context *context, void *target, uint8_t value, si
     FP8_TRY(fp8_context_enter(context, &pushed));
     CUresult result = context->driver->memset_d8(device_pointer(target), value, bytes, stream);
     fp8_context_leave(context, pushed);
-    if (result == CUDA_SUCCESS) return FP8_OK;
+    if (result == CUDA_SUCCESS)
+        return FP8_OK;
     return fp8_fail_cuda(context->driver, result, "memory_fill: %zu bytes", bytes);
 }
 
@@ -158,38 +176,47 @@ fp8_status fp8_memory_fill(fp8_context *context, void *target, uint8_t value, si
 
 fp8_status fp8_stream_create(fp8_context *context, fp8_stream *stream)
 {
-    if (!stream) return null_argument("stream_create", "stream");
+    if (!stream)
+        return null_argument("stream_create", "stream");
     *stream = NULL;
-    if (!context) return null_argument("stream_create", "context");
-    if (context->is_host) return FP8_OK;
+    if (!context)
+        return null_argument("stream_create", "context");
+    if (context->is_host)
+        return FP8_OK;
     bool pushed;
     FP8_TRY(fp8_context_enter(context, &pushed));
     CUstream made = NULL;
     CUresult result = context->driver->stream_create(&made, CU_STREAM_NON_BLOCKING);
     fp8_context_leave(context, pushed);
-    if (result != CUDA_SUCCESS) return fp8_fail_cuda(context->driver, result, "stream_create");
+    if (result != CUDA_SUCCESS)
+        return fp8_fail_cuda(context->driver, result, "stream_create");
     *stream = made;
     return FP8_OK;
 }
 
 void fp8_stream_destroy(fp8_context *context, fp8_stream stream)
 {
-    if (!context || context->is_host || !stream) return;
+    if (!context || context->is_host || !stream)
+        return;
     bool pushed;
-    if (fp8_context_enter(context, &pushed) != FP8_OK) return;
+    if (fp8_context_enter(context, &pushed) != FP8_OK)
+        return;
     (void)context->driver->stream_destroy(stream);
     fp8_context_leave(context, pushed);
 }
 
 fp8_status fp8_stream_synchronize(fp8_context *context, fp8_stream stream)
 {
-    if (!context) return null_argument("stream_synchronize", "context");
-    if (context->is_host) return FP8_OK;
+    if (!context)
+        return null_argument("stream_synchronize", "context");
+    if (context->is_host)
+        return FP8_OK;
     bool pushed;
     FP8_TRY(fp8_context_enter(context, &pushed));
     CUresult result = context->driver->stream_synchronize(stream);
     fp8_context_leave(context, pushed);
-    if (result == CUDA_SUCCESS) return FP8_OK;
+    if (result == CUDA_SUCCESS)
+        return FP8_OK;
     return fp8_fail_cuda(context->driver, result, "stream_synchronize");
 }
 
@@ -197,11 +224,14 @@ fp8_status fp8_stream_synchronize(fp8_context *context, fp8_stream stream)
 
 fp8_status fp8_event_create(fp8_context *context, fp8_event **event)
 {
-    if (!event) return null_argument("event_create", "event");
+    if (!event)
+        return null_argument("event_create", "event");
     *event = NULL;
-    if (!context) return null_argument("event_create", "context");
+    if (!context)
+        return null_argument("event_create", "context");
     struct fp8_event *made = fp8_allocate(sizeof *made);
-    if (!made) return fp8_fail_memory("an event", sizeof *made);
+    if (!made)
+        return fp8_fail_memory("an event", sizeof *made);
     made->context = context;
     fp8_status status = FP8_OK;
     bool pushed = false;
@@ -220,7 +250,8 @@ fp8_status fp8_event_create(fp8_context *context, fp8_event **event)
 
 void fp8_event_destroy(fp8_event *event)
 {
-    if (!event) return;
+    if (!event)
+        return;
     bool pushed;
     if (event->event && fp8_context_enter(event->context, &pushed) == FP8_OK) {
         (void)event->context->driver->event_destroy(event->event);
@@ -231,7 +262,8 @@ void fp8_event_destroy(fp8_event *event)
 
 fp8_status fp8_event_record(fp8_event *event, fp8_stream stream)
 {
-    if (!event) return null_argument("event_record", "event");
+    if (!event)
+        return null_argument("event_record", "event");
     if (event->context->is_host) {
         clock_gettime(CLOCK_MONOTONIC, &event->time);
         event->recorded = true;
@@ -249,9 +281,11 @@ fp8_status fp8_event_record(fp8_event *event, fp8_stream stream)
 
 fp8_status fp8_event_seconds(fp8_event *start, fp8_event *end, double *seconds)
 {
-    if (!seconds) return null_argument("event_seconds", "seconds");
+    if (!seconds)
+        return null_argument("event_seconds", "seconds");
     *seconds = 0;
-    if (!start || !end) return null_argument("event_seconds", start ? "end" : "start");
+    if (!start || !end)
+        return null_argument("event_seconds", start ? "end" : "start");
     if (!start->recorded || !end->recorded)
         return fp8_fail(FP8_ERR_ARGUMENT, "event_seconds: %s was not recorded",
                         start->recorded ? "end" : "start");
@@ -270,7 +304,8 @@ fp8_status fp8_event_seconds(fp8_event *start, fp8_event *end, double *seconds)
     if (result == CUDA_SUCCESS)
         result = driver->event_elapsed_time(&milliseconds, start->event, end->event);
     fp8_context_leave(start->context, pushed);
-    if (result != CUDA_SUCCESS) return fp8_fail_cuda(driver, result, "event_seconds");
+    if (result != CUDA_SUCCESS)
+        return fp8_fail_cuda(driver, result, "event_seconds");
     *seconds = milliseconds * 1e-3;
     return FP8_OK;
 }

@@ -22,7 +22,8 @@ static int64_t copy_bytes(int64_t rows, int64_t ld_cols)
 
 int64_t fp8_operand_bytes(int64_t rows, int64_t cols, uint32_t copies)
 {
-    if (rows < 0 || cols < 0 || rows > bytes_limit || cols > bytes_limit) return -1;
+    if (rows < 0 || cols < 0 || rows > bytes_limit || cols > bytes_limit)
+        return -1;
     int64_t bytes = FP8_PART_ALIGN;
     int64_t row = copies & FP8_COPY_ROW ? copy_bytes(rows, cols) : 0;
     int64_t transposed = copies & FP8_COPY_TRANSPOSED ? copy_bytes(cols, rows) : 0;
@@ -42,7 +43,8 @@ void fp8_operand_layout(void *data, int64_t rows, int64_t cols, uint32_t copies,
         view->row = at;
         at += copy_bytes(rows, cols);
     }
-    if (copies & FP8_COPY_TRANSPOSED) view->transposed = at;
+    if (copies & FP8_COPY_TRANSPOSED)
+        view->transposed = at;
 }
 
 void fp8_operand_fill(fp8_operand *operand, const struct fp8_layer_plan *plan, fp8_role role,
@@ -68,9 +70,11 @@ void fp8_operand_clear(fp8_operand *operand)
 
 fp8_status fp8_operand_parts(const fp8_operand *operand, fp8_operand_view *view)
 {
-    if (!view) return fp8_fail(FP8_ERR_ARGUMENT, "operand_parts: view is NULL");
+    if (!view)
+        return fp8_fail(FP8_ERR_ARGUMENT, "operand_parts: view is NULL");
     memset(view, 0, sizeof *view);
-    if (!operand) return fp8_fail(FP8_ERR_ARGUMENT, "operand_parts: operand is NULL");
+    if (!operand)
+        return fp8_fail(FP8_ERR_ARGUMENT, "operand_parts: operand is NULL");
     if (operand->size != sizeof *operand)
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "operand_parts: operand->size is %u, this library's is %zu; start from "

@@ -21,29 +21,32 @@ static fp8_status enqueue(const struct fp8_frame *frame, fp8_pass pass, int firs
 static fp8_status check_version(const char *call, const char *name, uint64_t used, uint64_t given,
                                 uint32_t stale_ok)
 {
-    if (used == given || used == 0 || given == 0 || stale_ok) return FP8_OK;
-    return fp8_fail(FP8_ERR_VERSION,
-                    "%s: %s comes from a forward with weight version %llu, but the weight given has "
-                    "version %llu; run forward again with it, keep the old one for backward, or set "
-                    "stale_ok",
-                    call, name, (unsigned long long)used, (unsigned long long)given);
+    if (used == given || used == 0 || given == 0 || stale_ok)
+        return FP8_OK;
+    return fp8_fail(
+        FP8_ERR_VERSION,
+        "%s: %s comes from a forward with weight version %llu, but the weight given has "
+        "version %llu; run forward again with it, keep the old one for backward, or set "
+        "stale_ok",
+        call, name, (unsigned long long)used, (unsigned long long)given);
 }
 
 /* ---- weight ---- */
 
-static bool is_current(const fp8_operand *weight, const struct fp8_layer_plan *plan, uint32_t copies,
-                       uint64_t version)
+static bool is_current(const fp8_operand *weight, const struct fp8_layer_plan *plan,
+                       uint32_t copies, uint64_t version)
 {
     return weight->role == FP8_ROLE_W && weight->version == version &&
            (weight->copies & copies) == copies && weight->rows == plan->out_features &&
            weight->cols == plan->in_features && weight->dtype == plan->formats[FP8_ROLE_W];
 }
 
-static fp8_status check_weight(const fp8_layer *layer, const fp8_weight_args *args, uint32_t *copies)
+static fp8_status check_weight(const fp8_layer *layer, const fp8_weight_args *args,
+                               uint32_t *copies)
 {
     const char *call = "weight_update";
     FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL));
-    const struct fp8_check check = {.call = call, .plan = layer->plan};
+    const struct fp8_check check = { .call = call, .plan = layer->plan };
     *copies = args->copies;
     FP8_TRY(fp8_check_copies(call, copies));
     FP8_TRY(fp8_check_tensor(&check, FP8_SLOT_W, args->w));
@@ -62,8 +65,10 @@ fp8_status fp8_weight_update(const fp8_layer *layer, const fp8_weight_args *args
 {
     uint32_t copies;
     fp8_status status = check_weight(layer, args, &copies);
-    if (status != FP8_OK) return layer ? fp8_report(layer->context, status) : status;
-    if (is_current(args->weight, layer->plan, copies, args->version)) return FP8_OK;
+    if (status != FP8_OK)
+        return layer ? fp8_report(layer->context, status) : status;
+    if (is_current(args->weight, layer->plan, copies, args->version))
+        return FP8_OK;
     fp8_operand filled = *args->weight;
     fp8_operand_clear(args->weight);
     fp8_operand_fill(&filled, layer->plan, FP8_ROLE_W, 0, copies, args->version);
@@ -74,7 +79,8 @@ fp8_status fp8_weight_update(const fp8_layer *layer, const fp8_weight_args *args
     fp8_frame_operand(&frame, FP8_ROLE_W, &filled);
     fp8_frame_workspace(&frame, FP8_PASS_WEIGHT, args->call.workspace, false);
     status = enqueue(&frame, FP8_PASS_WEIGHT, 0);
-    if (status == FP8_OK) *args->weight = filled;
+    if (status == FP8_OK)
+        *args->weight = filled;
     return fp8_report(layer->context, status);
 }
 
@@ -85,7 +91,8 @@ static fp8_status check_x(const struct fp8_check *check, const fp8_fprop_args *a
     const int64_t k = check->plan->in_features;
     if (args->x) {
         FP8_TRY(fp8_check_tensor(check, FP8_SLOT_X, args->x));
-        if (!args->saved) return FP8_OK;
+        if (!args->saved)
+            return FP8_OK;
         return fp8_check_target(check, "saved", check->tokens, k, FP8_COPY_TRANSPOSED, args->saved);
     }
     uint32_t copies = args->saved ? FP8_COPY_BOTH : FP8_COPY_ROW;
@@ -98,7 +105,7 @@ static fp8_status check_fprop(const fp8_layer *layer, const fp8_fprop_args *args
 {
     const char *call = "fprop";
     FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL));
-    struct fp8_check check = {.call = call, .plan = layer->plan};
+    struct fp8_check check = { .call = call, .plan = layer->plan };
     if (!args->x == !args->x_quantized)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: give x or x_quantized, %s given", call,
                         args->x ? "not both: both are" : "neither is");
@@ -114,7 +121,8 @@ static fp8_status check_fprop(const fp8_layer *layer, const fp8_fprop_args *args
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: bias is %s, but layer '%s' has %s bias", call,
                         args->bias ? "given" : "NULL", layer->plan->name,
                         layer->plan->has_bias ? "a" : "no");
-    if (args->bias) FP8_TRY(fp8_check_tensor(&check, FP8_SLOT_BIAS, args->bias));
+    if (args->bias)
+        FP8_TRY(fp8_check_tensor(&check, FP8_SLOT_BIAS, args->bias));
     FP8_TRY(fp8_check_tensor(&check, FP8_SLOT_Y, args->y));
     FP8_TRY(fp8_check_found_inf(call, args->found_inf));
     return fp8_check_call(&check, layer, &args->call);
@@ -130,7 +138,8 @@ static fp8_status run_fprop(const fp8_layer *layer, const fp8_fprop_args *args, 
     fp8_frame_tensor(&frame, FP8_SLOT_Y, args->y);
     fp8_frame_address(&frame, FP8_SLOT_FOUND_INF, args->found_inf);
     fp8_frame_operand(&frame, FP8_ROLE_W, args->weight);
-    if (x) fp8_frame_operand(&frame, FP8_ROLE_X, x);
+    if (x)
+        fp8_frame_operand(&frame, FP8_ROLE_X, x);
     fp8_frame_workspace(&frame, FP8_PASS_FPROP, args->call.workspace, true);
     return enqueue(&frame, FP8_PASS_FPROP,
                    args->x_quantized ? layer->plan->passes[FP8_PASS_FPROP].gemm : 0);
@@ -140,7 +149,8 @@ fp8_status fp8_layer_fprop(const fp8_layer *layer, const fp8_fprop_args *args)
 {
     int64_t tokens = 0;
     fp8_status status = check_fprop(layer, args, &tokens);
-    if (status != FP8_OK) return layer ? fp8_report(layer->context, status) : status;
+    if (status != FP8_OK)
+        return layer ? fp8_report(layer->context, status) : status;
     fp8_operand filled = FP8_OPERAND_INIT;
     const fp8_operand *x = NULL;
     if (args->x_quantized) {
@@ -153,9 +163,11 @@ fp8_status fp8_layer_fprop(const fp8_layer *layer, const fp8_fprop_args *args)
                          args->weight->version);
         x = &filled;
     }
-    if (args->saved) fp8_operand_clear(args->saved);
+    if (args->saved)
+        fp8_operand_clear(args->saved);
     status = run_fprop(layer, args, tokens, x);
-    if (status == FP8_OK && args->saved) *args->saved = filled;
+    if (status == FP8_OK && args->saved)
+        *args->saved = filled;
     return fp8_report(layer->context, status);
 }
 
@@ -163,26 +175,31 @@ fp8_status fp8_layer_fprop(const fp8_layer *layer, const fp8_fprop_args *args)
 
 static fp8_status check_dbias(const struct fp8_check *check, const fp8_tensor *dbias)
 {
-    if (!dbias) return FP8_OK;
+    if (!dbias)
+        return FP8_OK;
     if (check->plan->slots[FP8_SLOT_DBIAS] < 0)
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: dbias is given, but layer '%s' has no bias; pass NULL, or set bias = true "
-                        "in the spec and rebuild",
-                        check->call, check->plan->name);
+        return fp8_fail(
+            FP8_ERR_ARGUMENT,
+            "%s: dbias is given, but layer '%s' has no bias; pass NULL, or set bias = true "
+            "in the spec and rebuild",
+            check->call, check->plan->name);
     return fp8_check_tensor(check, FP8_SLOT_DBIAS, dbias);
 }
 
 /* copies = 0: only dbias and found_inf are wanted, grad may then be NULL. */
 static fp8_status check_quantize_dy(const char *call, const fp8_layer *layer,
-                                    const fp8_quantize_dy_args *args, uint32_t copies, int64_t *tokens)
+                                    const fp8_quantize_dy_args *args, uint32_t copies,
+                                    int64_t *tokens)
 {
-    struct fp8_check check = {.call = call, .plan = layer->plan};
-    if (!args->dy) return fp8_fail(FP8_ERR_ARGUMENT, "%s: dy is NULL", call);
+    struct fp8_check check = { .call = call, .plan = layer->plan };
+    if (!args->dy)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: dy is NULL", call);
     *tokens = args->dy->rows;
     FP8_TRY(fp8_check_tokens(&check, "dy->rows", *tokens));
     check.tokens = *tokens;
     FP8_TRY(fp8_check_tensor(&check, FP8_SLOT_DY, args->dy));
-    if (args->saved) FP8_TRY(fp8_check_filled(&check, "saved", FP8_ROLE_X, 0, args->saved));
+    if (args->saved)
+        FP8_TRY(fp8_check_filled(&check, "saved", FP8_ROLE_X, 0, args->saved));
     if (copies || args->grad)
         FP8_TRY(fp8_check_target(&check, "grad", *tokens, layer->plan->out_features, copies,
                                  args->grad));
@@ -202,7 +219,8 @@ static fp8_status run_quantize_dy(const fp8_layer *layer, const fp8_quantize_dy_
     fp8_frame_tensor(&frame, FP8_SLOT_DY, args->dy);
     fp8_frame_tensor(&frame, FP8_SLOT_DBIAS, args->dbias);
     fp8_frame_address(&frame, FP8_SLOT_FOUND_INF, args->found_inf);
-    if (grad) fp8_frame_operand(&frame, FP8_ROLE_DY, grad);
+    if (grad)
+        fp8_frame_operand(&frame, FP8_ROLE_DY, grad);
     fp8_frame_workspace(&frame, FP8_PASS_QUANTIZE_DY, args->call.workspace, false);
     return enqueue(&frame, FP8_PASS_QUANTIZE_DY, 0);
 }
@@ -211,7 +229,8 @@ static fp8_operand filled_grad(const fp8_layer *layer, const fp8_quantize_dy_arg
                                int64_t tokens, uint32_t copies)
 {
     fp8_operand filled = FP8_OPERAND_INIT;
-    if (args->grad) filled = *args->grad;
+    if (args->grad)
+        filled = *args->grad;
     fp8_operand_fill(&filled, layer->plan, FP8_ROLE_DY, tokens, copies,
                      args->saved ? args->saved->version : 0);
     return filled;
@@ -228,12 +247,15 @@ fp8_status fp8_layer_quantize_dy(const fp8_layer *layer, const fp8_quantize_dy_a
         copies = args->copies;
         status = fp8_check_copies(call, &copies);
     }
-    if (status == FP8_OK) status = check_quantize_dy(call, layer, args, copies, &tokens);
-    if (status != FP8_OK) return layer ? fp8_report(layer->context, status) : status;
+    if (status == FP8_OK)
+        status = check_quantize_dy(call, layer, args, copies, &tokens);
+    if (status != FP8_OK)
+        return layer ? fp8_report(layer->context, status) : status;
     fp8_operand filled = filled_grad(layer, args, tokens, copies);
     fp8_operand_clear(args->grad);
     status = run_quantize_dy(layer, args, tokens, &filled);
-    if (status == FP8_OK) *args->grad = filled;
+    if (status == FP8_OK)
+        *args->grad = filled;
     return fp8_report(layer->context, status);
 }
 
@@ -242,7 +264,7 @@ fp8_status fp8_layer_quantize_dy(const fp8_layer *layer, const fp8_quantize_dy_a
 static fp8_status check_wgrad(const char *call, const fp8_layer *layer, const fp8_wgrad_args *args,
                               int64_t *tokens)
 {
-    struct fp8_check check = {.call = call, .plan = layer->plan};
+    struct fp8_check check = { .call = call, .plan = layer->plan };
     FP8_TRY(fp8_check_rows(call, "saved", args->saved, tokens));
     FP8_TRY(fp8_check_tokens(&check, "saved->rows", *tokens));
     check.tokens = *tokens;
@@ -270,8 +292,10 @@ fp8_status fp8_layer_wgrad(const fp8_layer *layer, const fp8_wgrad_args *args)
     int64_t tokens = 0;
     fp8_status status =
         fp8_check_args("wgrad", layer, args, sizeof *args, args ? args->reserved : NULL);
-    if (status == FP8_OK) status = check_wgrad("wgrad", layer, args, &tokens);
-    if (status == FP8_OK) status = run_wgrad(layer, args, tokens);
+    if (status == FP8_OK)
+        status = check_wgrad("wgrad", layer, args, &tokens);
+    if (status == FP8_OK)
+        status = run_wgrad(layer, args, tokens);
     return layer ? fp8_report(layer->context, status) : status;
 }
 
@@ -280,7 +304,7 @@ fp8_status fp8_layer_wgrad(const fp8_layer *layer, const fp8_wgrad_args *args)
 static fp8_status check_dgrad(const char *call, const fp8_layer *layer, const fp8_dgrad_args *args,
                               int64_t *tokens)
 {
-    struct fp8_check check = {.call = call, .plan = layer->plan};
+    struct fp8_check check = { .call = call, .plan = layer->plan };
     FP8_TRY(fp8_check_rows(call, "grad", args->grad, tokens));
     FP8_TRY(fp8_check_tokens(&check, "grad->rows", *tokens));
     check.tokens = *tokens;
@@ -288,7 +312,8 @@ static fp8_status check_dgrad(const char *call, const fp8_layer *layer, const fp
     FP8_TRY(fp8_check_filled(&check, "weight", FP8_ROLE_W, FP8_COPY_TRANSPOSED, args->weight));
     FP8_TRY(fp8_check_tensor(&check, FP8_SLOT_DX, args->dx));
     FP8_TRY(fp8_check_flag(call, "stale_ok", args->stale_ok));
-    FP8_TRY(check_version(call, "grad", args->grad->version, args->weight->version, args->stale_ok));
+    FP8_TRY(
+        check_version(call, "grad", args->grad->version, args->weight->version, args->stale_ok));
     return fp8_check_call(&check, layer, &args->call);
 }
 
@@ -308,8 +333,10 @@ fp8_status fp8_layer_dgrad(const fp8_layer *layer, const fp8_dgrad_args *args)
     int64_t tokens = 0;
     fp8_status status =
         fp8_check_args("dgrad", layer, args, sizeof *args, args ? args->reserved : NULL);
-    if (status == FP8_OK) status = check_dgrad("dgrad", layer, args, &tokens);
-    if (status == FP8_OK) status = run_dgrad(layer, args, tokens);
+    if (status == FP8_OK)
+        status = check_dgrad("dgrad", layer, args, &tokens);
+    if (status == FP8_OK)
+        status = run_dgrad(layer, args, tokens);
     return layer ? fp8_report(layer->context, status) : status;
 }
 
@@ -366,7 +393,7 @@ static fp8_status check_backward(const fp8_layer *layer, const fp8_backward_args
     split_backward(args, b);
     FP8_TRY(check_quantize_dy(call, layer, &b->quantize_dy, b->copies, &b->tokens));
     b->grad = filled_grad(layer, &b->quantize_dy, b->tokens, b->copies);
-    const struct fp8_check check = {.call = call, .plan = layer->plan, .tokens = b->tokens};
+    const struct fp8_check check = { .call = call, .plan = layer->plan, .tokens = b->tokens };
     if (args->dw) {
         /* before the pass takes M from saved: here it is dy's */
         FP8_TRY(fp8_check_filled(&check, "saved", FP8_ROLE_X, FP8_COPY_TRANSPOSED, args->saved));
@@ -380,7 +407,8 @@ static fp8_status run_backward(const fp8_layer *layer, const fp8_backward_args *
 {
     if (b->copies || args->dbias || args->found_inf || args->grad)
         FP8_TRY(run_quantize_dy(layer, &b->quantize_dy, b->tokens, args->grad ? &b->grad : NULL));
-    if (args->dw) FP8_TRY(run_wgrad(layer, &b->wgrad, b->tokens));
+    if (args->dw)
+        FP8_TRY(run_wgrad(layer, &b->wgrad, b->tokens));
     return args->dx ? run_dgrad(layer, &b->dgrad, b->tokens) : FP8_OK;
 }
 
@@ -388,9 +416,12 @@ fp8_status fp8_layer_backward(const fp8_layer *layer, const fp8_backward_args *a
 {
     struct backward b;
     fp8_status status = check_backward(layer, args, &b);
-    if (status != FP8_OK) return layer ? fp8_report(layer->context, status) : status;
-    if (args->grad) fp8_operand_clear(args->grad);
+    if (status != FP8_OK)
+        return layer ? fp8_report(layer->context, status) : status;
+    if (args->grad)
+        fp8_operand_clear(args->grad);
     status = run_backward(layer, args, &b);
-    if (status == FP8_OK && args->grad) *args->grad = b.grad;
+    if (status == FP8_OK && args->grad)
+        *args->grad = b.grad;
     return fp8_report(layer->context, status);
 }

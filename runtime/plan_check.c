@@ -23,10 +23,11 @@ struct checker {
 
 static fp8_status bad(const struct checker *c, int arg, const char *rule)
 {
-    return fp8_fail(FP8_ERR_BUNDLE,
-                    "%s: layer '%s', pass %s, op %s, argument '%s': %s (at M = %lld); rebuild the bundle",
-                    c->path, c->plan->name, fp8_pass_name(c->pass), fp8_op_names[c->step->op],
-                    fp8_op_arg_name(c->step->op, arg), rule, (long long)c->tokens);
+    return fp8_fail(
+        FP8_ERR_BUNDLE,
+        "%s: layer '%s', pass %s, op %s, argument '%s': %s (at M = %lld); rebuild the bundle",
+        c->path, c->plan->name, fp8_pass_name(c->pass), fp8_op_names[c->step->op],
+        fp8_op_arg_name(c->step->op, arg), rule, (long long)c->tokens);
 }
 
 static int64_t value_of(const struct checker *c, int arg)
@@ -67,7 +68,8 @@ static fp8_status check_need(const struct checker *c, struct need need)
     if (source->kind != FP8_FROM_ADDRESS)
         return need.optional ? FP8_OK : bad(c, need.pointer, "it may not be null");
     const struct fp8_buffer *buffer = &c->plan->buffers[source->buffer];
-    if (buffer->dtype != need.dtype) return bad(c, need.pointer, "the buffer has another dtype");
+    if (buffer->dtype != need.dtype)
+        return bad(c, need.pointer, "the buffer has another dtype");
     if (need.ld != NO_LD) {
         const struct fp8_source *ld = &c->step->args[need.ld];
         if (ld->kind != FP8_FROM_LD || ld->buffer != source->buffer)
@@ -83,13 +85,14 @@ static fp8_status check_amax(const struct checker *c)
 {
     int64_t rows = value_of(c, FP8_AMAX_rows), cols = value_of(c, FP8_AMAX_cols);
     const struct need needs[] = {
-        {FP8_AMAX_source, FP8_AMAX_source_ld, false, c->step->semantics.source_dtype, rows, cols},
-        {FP8_AMAX_partials, NO_LD, false, FP8_DTYPE_FP32, 1, value_of(c, FP8_AMAX_n_partials)},
-        {FP8_AMAX_found_inf, NO_LD, true, FP8_DTYPE_UINT32, 1, 1},
-        {FP8_AMAX_dbias_partials, FP8_AMAX_dbias_ld, true, FP8_DTYPE_FP32,
-         fp8_ceil_div(rows, QUANTIZE_TILE), cols},
+        { FP8_AMAX_source, FP8_AMAX_source_ld, false, c->step->semantics.source_dtype, rows, cols },
+        { FP8_AMAX_partials, NO_LD, false, FP8_DTYPE_FP32, 1, value_of(c, FP8_AMAX_n_partials) },
+        { FP8_AMAX_found_inf, NO_LD, true, FP8_DTYPE_UINT32, 1, 1 },
+        { FP8_AMAX_dbias_partials, FP8_AMAX_dbias_ld, true, FP8_DTYPE_FP32,
+          fp8_ceil_div(rows, QUANTIZE_TILE), cols },
     };
-    for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++) FP8_TRY(check_need(c, needs[i]));
+    for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++)
+        FP8_TRY(check_need(c, needs[i]));
     return FP8_OK;
 }
 
@@ -100,20 +103,24 @@ static fp8_status check_quantize(const struct checker *c)
     int64_t transposed_rows = value_of(c, FP8_QUANTIZE_transposed_rows);
     fp8_dtype format = c->step->semantics.target_dtype;
     const struct need needs[] = {
-        {FP8_QUANTIZE_source, FP8_QUANTIZE_source_ld, false, c->step->semantics.source_dtype, rows,
-         cols},
-        {FP8_QUANTIZE_partials, NO_LD, false, FP8_DTYPE_FP32, 1,
-         value_of(c, FP8_QUANTIZE_n_partials)},
-        {FP8_QUANTIZE_scales, NO_LD, false, FP8_DTYPE_FP32, 1, FP8_SCALES_COUNT},
-        {FP8_QUANTIZE_row, FP8_QUANTIZE_row_ld, true, format, row_rows, cols},
-        {FP8_QUANTIZE_transposed, FP8_QUANTIZE_transposed_ld, true, format, transposed_rows, rows},
-        {FP8_QUANTIZE_dbias, NO_LD, true, FP8_DTYPE_FP32, 1, cols},
-        {FP8_QUANTIZE_dbias_partials, FP8_QUANTIZE_dbias_ld, true, FP8_DTYPE_FP32,
-         fp8_ceil_div(rows, QUANTIZE_TILE), cols},
+        { FP8_QUANTIZE_source, FP8_QUANTIZE_source_ld, false, c->step->semantics.source_dtype, rows,
+          cols },
+        { FP8_QUANTIZE_partials, NO_LD, false, FP8_DTYPE_FP32, 1,
+          value_of(c, FP8_QUANTIZE_n_partials) },
+        { FP8_QUANTIZE_scales, NO_LD, false, FP8_DTYPE_FP32, 1, FP8_SCALES_COUNT },
+        { FP8_QUANTIZE_row, FP8_QUANTIZE_row_ld, true, format, row_rows, cols },
+        { FP8_QUANTIZE_transposed, FP8_QUANTIZE_transposed_ld, true, format, transposed_rows,
+          rows },
+        { FP8_QUANTIZE_dbias, NO_LD, true, FP8_DTYPE_FP32, 1, cols },
+        { FP8_QUANTIZE_dbias_partials, FP8_QUANTIZE_dbias_ld, true, FP8_DTYPE_FP32,
+          fp8_ceil_div(rows, QUANTIZE_TILE), cols },
     };
-    for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++) FP8_TRY(check_need(c, needs[i]));
-    if (row_rows < rows) return bad(c, FP8_QUANTIZE_row_rows, "it is less than rows");
-    if (transposed_rows < cols) return bad(c, FP8_QUANTIZE_transposed_rows, "it is less than cols");
+    for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++)
+        FP8_TRY(check_need(c, needs[i]));
+    if (row_rows < rows)
+        return bad(c, FP8_QUANTIZE_row_rows, "it is less than rows");
+    if (transposed_rows < cols)
+        return bad(c, FP8_QUANTIZE_transposed_rows, "it is less than cols");
     if (c->step->args[FP8_QUANTIZE_dbias].kind == FP8_FROM_ADDRESS &&
         c->step->args[FP8_QUANTIZE_dbias_partials].kind != FP8_FROM_ADDRESS)
         return bad(c, FP8_QUANTIZE_dbias_partials, "it is null, but dbias is not");
@@ -133,9 +140,9 @@ static fp8_status check_gemm_operands(const struct checker *c)
         fp8_role a, b;
         enum fp8_part a_copy, b_copy;
     } reads[FP8_PASS_COUNT] = {
-        [FP8_PASS_FPROP] = {FP8_ROLE_X, FP8_ROLE_W, FP8_PART_ROW, FP8_PART_ROW},
-        [FP8_PASS_WGRAD] = {FP8_ROLE_DY, FP8_ROLE_X, FP8_PART_TRANSPOSED, FP8_PART_TRANSPOSED},
-        [FP8_PASS_DGRAD] = {FP8_ROLE_DY, FP8_ROLE_W, FP8_PART_ROW, FP8_PART_TRANSPOSED},
+        [FP8_PASS_FPROP] = { FP8_ROLE_X, FP8_ROLE_W, FP8_PART_ROW, FP8_PART_ROW },
+        [FP8_PASS_WGRAD] = { FP8_ROLE_DY, FP8_ROLE_X, FP8_PART_TRANSPOSED, FP8_PART_TRANSPOSED },
+        [FP8_PASS_DGRAD] = { FP8_ROLE_DY, FP8_ROLE_W, FP8_PART_ROW, FP8_PART_TRANSPOSED },
     };
     fp8_role a = reads[c->pass].a, b = reads[c->pass].b;
     if (!is_part(c, FP8_GEMM_a, a, reads[c->pass].a_copy))
@@ -156,20 +163,23 @@ static fp8_status check_gemm(const struct checker *c)
     int64_t rows = value_of(c, FP8_GEMM_rows), cols = value_of(c, FP8_GEMM_cols);
     int64_t depth = fp8_round_up(value_of(c, FP8_GEMM_depth), 16), padded = fp8_round_up(cols, 16);
     const struct need needs[] = {
-        {FP8_GEMM_a, FP8_GEMM_a_ld, false, how->source_dtype, rows, depth},
-        {FP8_GEMM_b, FP8_GEMM_b_ld, false, how->second_dtype, padded, depth},
-        {FP8_GEMM_bias, NO_LD, true, FP8_DTYPE_BF16, 1, cols},
-        {FP8_GEMM_out, FP8_GEMM_out_ld, false, how->target_dtype, rows, cols},
+        { FP8_GEMM_a, FP8_GEMM_a_ld, false, how->source_dtype, rows, depth },
+        { FP8_GEMM_b, FP8_GEMM_b_ld, false, how->second_dtype, padded, depth },
+        { FP8_GEMM_bias, NO_LD, true, FP8_DTYPE_BF16, 1, cols },
+        { FP8_GEMM_out, FP8_GEMM_out_ld, false, how->target_dtype, rows, cols },
     };
     FP8_TRY(check_gemm_operands(c));
-    for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++) FP8_TRY(check_need(c, needs[i]));
+    for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++)
+        FP8_TRY(check_need(c, needs[i]));
     const struct fp8_buffer *stage = &c->plan->buffers[gemm->stage];
     if (fp8_dim_at(&stage->cols, c->tokens) < padded ||
         (c->tokens > 0 && fp8_dim_at(&stage->rows, c->tokens) < 1) ||
         fp8_dim_at(&stage->cols, c->tokens) * (int64_t)fp8_dtype_bytes(stage->dtype) % 16 != 0)
         return bad(c, FP8_GEMM_out, "the stage does not hold a row of it");
-    if (c->step->args[FP8_GEMM_bias].kind != FP8_FROM_ADDRESS) return FP8_OK;
-    if (gemm->stage_bias < 0) return bad(c, FP8_GEMM_bias, "there is no stage_bias");
+    if (c->step->args[FP8_GEMM_bias].kind != FP8_FROM_ADDRESS)
+        return FP8_OK;
+    if (gemm->stage_bias < 0)
+        return bad(c, FP8_GEMM_bias, "there is no stage_bias");
     const struct fp8_buffer *bias = &c->plan->buffers[gemm->stage_bias];
     if (bias->dtype != FP8_DTYPE_BF16 || fp8_dim_at(&bias->cols, c->tokens) < padded)
         return bad(c, FP8_GEMM_bias, "stage_bias does not hold it");
@@ -183,23 +193,27 @@ static fp8_status check_owner(const struct checker *c, int arg)
         uint32_t slots, roles;
         fp8_role filled; /* operand that the pass may write */
     } has[FP8_PASS_COUNT] = {
-        [FP8_PASS_WEIGHT] = {1u << FP8_SLOT_W | 1u << FP8_SLOT_FOUND_INF, 1u << FP8_ROLE_W,
-                             FP8_ROLE_W},
-        [FP8_PASS_FPROP] = {1u << FP8_SLOT_X | 1u << FP8_SLOT_BIAS | 1u << FP8_SLOT_Y |
-                                1u << FP8_SLOT_FOUND_INF,
-                            1u << FP8_ROLE_X | 1u << FP8_ROLE_W, FP8_ROLE_X},
-        [FP8_PASS_QUANTIZE_DY] = {1u << FP8_SLOT_DY | 1u << FP8_SLOT_DBIAS |
-                                      1u << FP8_SLOT_FOUND_INF,
-                                  1u << FP8_ROLE_DY, FP8_ROLE_DY},
-        [FP8_PASS_WGRAD] = {1u << FP8_SLOT_DW, 1u << FP8_ROLE_DY | 1u << FP8_ROLE_X, FP8_ROLE_NONE},
-        [FP8_PASS_DGRAD] = {1u << FP8_SLOT_DX, 1u << FP8_ROLE_DY | 1u << FP8_ROLE_W, FP8_ROLE_NONE},
+        [FP8_PASS_WEIGHT] = { 1u << FP8_SLOT_W | 1u << FP8_SLOT_FOUND_INF, 1u << FP8_ROLE_W,
+                              FP8_ROLE_W },
+        [FP8_PASS_FPROP] = { 1u << FP8_SLOT_X | 1u << FP8_SLOT_BIAS | 1u << FP8_SLOT_Y |
+                                 1u << FP8_SLOT_FOUND_INF,
+                             1u << FP8_ROLE_X | 1u << FP8_ROLE_W, FP8_ROLE_X },
+        [FP8_PASS_QUANTIZE_DY] = { 1u << FP8_SLOT_DY | 1u << FP8_SLOT_DBIAS |
+                                       1u << FP8_SLOT_FOUND_INF,
+                                   1u << FP8_ROLE_DY, FP8_ROLE_DY },
+        [FP8_PASS_WGRAD] = { 1u << FP8_SLOT_DW, 1u << FP8_ROLE_DY | 1u << FP8_ROLE_X,
+                             FP8_ROLE_NONE },
+        [FP8_PASS_DGRAD] = { 1u << FP8_SLOT_DX, 1u << FP8_ROLE_DY | 1u << FP8_ROLE_W,
+                             FP8_ROLE_NONE },
     };
     const struct fp8_source *source = &c->step->args[arg];
-    if (source->kind != FP8_FROM_ADDRESS && source->kind != FP8_FROM_LD) return FP8_OK;
+    if (source->kind != FP8_FROM_ADDRESS && source->kind != FP8_FROM_LD)
+        return FP8_OK;
     const struct fp8_buffer *buffer = &c->plan->buffers[source->buffer];
     if (buffer->object == FP8_OBJECT_CALLER && !(has[c->pass].slots >> buffer->slot & 1u))
         return bad(c, arg, "this pass has no such tensor");
-    if (buffer->object != FP8_OBJECT_OPERAND) return FP8_OK;
+    if (buffer->object != FP8_OBJECT_OPERAND)
+        return FP8_OK;
     if (!(has[c->pass].roles >> buffer->role & 1u))
         return bad(c, arg, "this pass has no such operand");
     if (c->step->op != FP8_OP_GEMM && buffer->role != has[c->pass].filled)
@@ -209,7 +223,8 @@ static fp8_status check_owner(const struct checker *c, int arg)
 
 static fp8_status check_step(const struct checker *c)
 {
-    for (int i = 0; i < fp8_op_arg_count(c->step->op); i++) FP8_TRY(check_owner(c, i));
+    for (int i = 0; i < fp8_op_arg_count(c->step->op); i++)
+        FP8_TRY(check_owner(c, i));
     switch (c->step->op) {
     case FP8_OP_AMAX:
         return check_amax(c);
@@ -229,7 +244,8 @@ static fp8_status check_step(const struct checker *c)
 static fp8_status check_order(struct checker *c)
 {
     const struct fp8_pass_plan *pass = &c->plan->passes[c->pass];
-    if (c->pass == FP8_PASS_WGRAD || c->pass == FP8_PASS_DGRAD) return FP8_OK;
+    if (c->pass == FP8_PASS_WGRAD || c->pass == FP8_PASS_DGRAD)
+        return FP8_OK;
     if (pass->gemm == 2 && pass->steps[0].op == FP8_OP_AMAX && pass->steps[1].op == FP8_OP_QUANTIZE)
         return FP8_OK;
     return fp8_fail(FP8_ERR_BUNDLE,
@@ -240,7 +256,7 @@ static fp8_status check_order(struct checker *c)
 
 fp8_status fp8_plan_check(const char *path, const struct fp8_layer_plan *plan)
 {
-    struct checker c = {.path = path, .plan = plan};
+    struct checker c = { .path = path, .plan = plan };
     for (int pass = 0; pass < FP8_PASS_COUNT; pass++) {
         c.pass = (fp8_pass)pass;
         FP8_TRY(check_order(&c));

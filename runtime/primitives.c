@@ -8,7 +8,8 @@
 
 static fp8_status check_role(const char *call, fp8_role role)
 {
-    if (role == FP8_ROLE_X || role == FP8_ROLE_W || role == FP8_ROLE_DY) return FP8_OK;
+    if (role == FP8_ROLE_X || role == FP8_ROLE_W || role == FP8_ROLE_DY)
+        return FP8_OK;
     return fp8_fail(FP8_ERR_ARGUMENT, "%s: role is %d; pass FP8_ROLE_X, FP8_ROLE_W or FP8_ROLE_DY",
                     call, (int)role);
 }
@@ -24,9 +25,9 @@ static const struct {
     fp8_pass pass;
     enum fp8_slot slot;
 } quantizes[FP8_ROLE_COUNT] = {
-    [FP8_ROLE_X] = {FP8_PASS_FPROP, FP8_SLOT_X},
-    [FP8_ROLE_W] = {FP8_PASS_WEIGHT, FP8_SLOT_W},
-    [FP8_ROLE_DY] = {FP8_PASS_QUANTIZE_DY, FP8_SLOT_DY},
+    [FP8_ROLE_X] = { FP8_PASS_FPROP, FP8_SLOT_X },
+    [FP8_ROLE_W] = { FP8_PASS_WEIGHT, FP8_SLOT_W },
+    [FP8_ROLE_DY] = { FP8_PASS_QUANTIZE_DY, FP8_SLOT_DY },
 };
 
 static fp8_status check_quantize(const fp8_layer *layer, const fp8_quantize_args *args,
@@ -34,11 +35,12 @@ static fp8_status check_quantize(const fp8_layer *layer, const fp8_quantize_args
 {
     const char *call = "quantize";
     FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL));
-    struct fp8_check check = {.call = call, .plan = layer->plan};
+    struct fp8_check check = { .call = call, .plan = layer->plan };
     FP8_TRY(check_role(call, args->role));
     *copies = args->copies;
     FP8_TRY(fp8_check_copies(call, copies));
-    if (!args->source) return fp8_fail(FP8_ERR_ARGUMENT, "%s: source is NULL", call);
+    if (!args->source)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: source is NULL", call);
     if (args->role != FP8_ROLE_W) {
         *tokens = args->source->rows;
         FP8_TRY(fp8_check_tokens(&check, "source->rows", *tokens));
@@ -57,7 +59,8 @@ fp8_status fp8_quantize(const fp8_layer *layer, const fp8_quantize_args *args)
     uint32_t copies = 0;
     int64_t tokens = 0;
     fp8_status status = check_quantize(layer, args, &copies, &tokens);
-    if (status != FP8_OK) return layer ? fp8_report(layer->context, status) : status;
+    if (status != FP8_OK)
+        return layer ? fp8_report(layer->context, status) : status;
     fp8_pass pass = quantizes[args->role].pass;
     fp8_operand filled = *args->operand;
     fp8_operand_clear(args->operand);
@@ -70,9 +73,11 @@ fp8_status fp8_quantize(const fp8_layer *layer, const fp8_quantize_args *args)
     fp8_frame_workspace(&frame, pass, args->call.workspace, false);
     bool pushed;
     status = fp8_context_enter(layer->context, &pushed);
-    if (status == FP8_OK) status = fp8_frame_run(&frame, pass, 0, layer->plan->passes[pass].gemm);
+    if (status == FP8_OK)
+        status = fp8_frame_run(&frame, pass, 0, layer->plan->passes[pass].gemm);
     fp8_context_leave(layer->context, pushed);
-    if (status == FP8_OK) *args->operand = filled;
+    if (status == FP8_OK)
+        *args->operand = filled;
     return fp8_report(layer->context, status);
 }
 
@@ -82,7 +87,7 @@ static fp8_status check_dequantize(const fp8_layer *layer, const fp8_dequantize_
 {
     const char *call = "dequantize";
     FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL));
-    struct fp8_check check = {.call = call, .plan = layer->plan};
+    struct fp8_check check = { .call = call, .plan = layer->plan };
     int64_t rows;
     FP8_TRY(fp8_check_rows(call, "operand", args->operand, &rows));
     if (args->operand->role == FP8_ROLE_NONE)
@@ -103,10 +108,12 @@ static fp8_status check_dequantize(const fp8_layer *layer, const fp8_dequantize_
 fp8_status fp8_dequantize(const fp8_layer *layer, const fp8_dequantize_args *args)
 {
     fp8_status status = check_dequantize(layer, args);
-    if (status != FP8_OK) return layer ? fp8_report(layer->context, status) : status;
+    if (status != FP8_OK)
+        return layer ? fp8_report(layer->context, status) : status;
     const fp8_operand *operand = args->operand;
     const fp8_tensor *target = args->target;
-    if (target->rows == 0) return FP8_OK;
+    if (target->rows == 0)
+        return FP8_OK;
     fp8_operand_view view;
     fp8_operand_layout(operand->data, operand->rows, operand->cols, operand->copies, &view);
     const fp8_value values[FP8_DEQUANTIZE_ARG_COUNT] = {
@@ -138,10 +145,10 @@ static const struct {
     uint32_t a_copy, b_copy;
     enum fp8_slot out;
 } gemms[FP8_PASS_COUNT] = {
-    [FP8_PASS_FPROP] = {FP8_ROLE_X, FP8_ROLE_W, FP8_COPY_ROW, FP8_COPY_ROW, FP8_SLOT_Y},
-    [FP8_PASS_WGRAD] = {FP8_ROLE_DY, FP8_ROLE_X, FP8_COPY_TRANSPOSED, FP8_COPY_TRANSPOSED,
-                        FP8_SLOT_DW},
-    [FP8_PASS_DGRAD] = {FP8_ROLE_DY, FP8_ROLE_W, FP8_COPY_ROW, FP8_COPY_TRANSPOSED, FP8_SLOT_DX},
+    [FP8_PASS_FPROP] = { FP8_ROLE_X, FP8_ROLE_W, FP8_COPY_ROW, FP8_COPY_ROW, FP8_SLOT_Y },
+    [FP8_PASS_WGRAD] = { FP8_ROLE_DY, FP8_ROLE_X, FP8_COPY_TRANSPOSED, FP8_COPY_TRANSPOSED,
+                         FP8_SLOT_DW },
+    [FP8_PASS_DGRAD] = { FP8_ROLE_DY, FP8_ROLE_W, FP8_COPY_ROW, FP8_COPY_TRANSPOSED, FP8_SLOT_DX },
 };
 
 static fp8_status check_gemm_flags(const struct fp8_layer_plan *plan, const fp8_gemm_args *args)
@@ -152,9 +159,11 @@ static fp8_status check_gemm_flags(const struct fp8_layer_plan *plan, const fp8_
                         (int)args->pass);
     FP8_TRY(fp8_check_flag("gemm", "accumulate", args->accumulate));
     if (args->accumulate && args->pass != FP8_PASS_WGRAD)
-        return fp8_fail(FP8_ERR_ARGUMENT, "gemm: accumulate is 1, but only wgrad accumulates, not %s",
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "gemm: accumulate is 1, but only wgrad accumulates, not %s",
                         fp8_pass_name(args->pass));
-    if (!args->bias) return FP8_OK;
+    if (!args->bias)
+        return FP8_OK;
     if (args->pass != FP8_PASS_FPROP)
         return fp8_fail(FP8_ERR_ARGUMENT, "gemm: bias is given, but only fprop has one, not %s",
                         fp8_pass_name(args->pass));
@@ -168,14 +177,15 @@ static fp8_status check_gemm(const fp8_layer *layer, const fp8_gemm_args *args, 
 {
     const char *call = "gemm";
     FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL));
-    struct fp8_check check = {.call = call, .plan = layer->plan};
+    struct fp8_check check = { .call = call, .plan = layer->plan };
     FP8_TRY(check_gemm_flags(layer->plan, args));
     FP8_TRY(fp8_check_rows(call, "a", args->a, tokens));
     FP8_TRY(fp8_check_tokens(&check, "a->rows", *tokens));
     check.tokens = *tokens;
     FP8_TRY(fp8_check_filled(&check, "a", gemms[args->pass].a, gemms[args->pass].a_copy, args->a));
     FP8_TRY(fp8_check_filled(&check, "b", gemms[args->pass].b, gemms[args->pass].b_copy, args->b));
-    if (args->bias) FP8_TRY(fp8_check_tensor(&check, FP8_SLOT_BIAS, args->bias));
+    if (args->bias)
+        FP8_TRY(fp8_check_tensor(&check, FP8_SLOT_BIAS, args->bias));
     FP8_TRY(fp8_check_tensor(&check, gemms[args->pass].out, args->out));
     return fp8_check_call(&check, layer, &args->call);
 }
@@ -184,7 +194,8 @@ fp8_status fp8_gemm(const fp8_layer *layer, const fp8_gemm_args *args)
 {
     int64_t tokens = 0;
     fp8_status status = check_gemm(layer, args, &tokens);
-    if (status != FP8_OK) return layer ? fp8_report(layer->context, status) : status;
+    if (status != FP8_OK)
+        return layer ? fp8_report(layer->context, status) : status;
     fp8_pass pass = args->pass;
     const struct fp8_pass_plan *steps = &layer->plan->passes[pass];
     struct fp8_frame frame;
@@ -197,7 +208,8 @@ fp8_status fp8_gemm(const fp8_layer *layer, const fp8_gemm_args *args)
     fp8_frame_workspace(&frame, pass, args->call.workspace, false);
     bool pushed;
     status = fp8_context_enter(layer->context, &pushed);
-    if (status == FP8_OK) status = fp8_frame_run(&frame, pass, steps->gemm, steps->step_count);
+    if (status == FP8_OK)
+        status = fp8_frame_run(&frame, pass, steps->gemm, steps->step_count);
     fp8_context_leave(layer->context, pushed);
     return fp8_report(layer->context, status);
 }

@@ -102,8 +102,8 @@ const char *fp8_dtype_name(fp8_dtype dtype)
 
 const char *fp8_pass_name(fp8_pass pass)
 {
-    static const char *const names[FP8_PASS_COUNT] = {"weight", "fprop", "quantize_dy", "wgrad",
-                                                      "dgrad"};
+    static const char *const names[FP8_PASS_COUNT] = { "weight", "fprop", "quantize_dy", "wgrad",
+                                                       "dgrad" };
     return (unsigned)pass < FP8_PASS_COUNT ? names[pass] : "unknown";
 }
 
@@ -125,7 +125,8 @@ void *fp8_allocate(size_t bytes)
 
 void *fp8_allocate_aligned(size_t align, size_t bytes)
 {
-    if (next_fails() || bytes > SIZE_MAX / 2) return NULL;
+    if (next_fails() || bytes > SIZE_MAX / 2)
+        return NULL;
     void *memory = NULL;
     return posix_memalign(&memory, align, bytes ? bytes : 1) == 0 ? memory : NULL;
 }

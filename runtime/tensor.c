@@ -9,19 +9,22 @@
 
 #include "runtime/internal.h"
 
-const char *const fp8_role_names[FP8_ROLE_COUNT] = {"none", "x", "w", "dy"};
+const char *const fp8_role_names[FP8_ROLE_COUNT] = { "none", "x", "w", "dy" };
 
 static const char *copies_name(uint32_t copies)
 {
-    static const char *const names[] = {"no", "the row", "the transposed", "the row and transposed"};
+    static const char *const names[] = { "no", "the row", "the transposed",
+                                         "the row and transposed" };
     return names[copies & FP8_COPY_BOTH];
 }
 
 fp8_status fp8_check_args(const char *call, const struct fp8_layer *layer, const void *args,
                           size_t size, const uint64_t *reserved)
 {
-    if (!layer) return fp8_fail(FP8_ERR_ARGUMENT, "%s: layer is NULL", call);
-    if (!args) return fp8_fail(FP8_ERR_ARGUMENT, "%s: args is NULL", call);
+    if (!layer)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: layer is NULL", call);
+    if (!args)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: args is NULL", call);
     uint32_t given = *(const uint32_t *)args;
     if (given != size)
         return fp8_fail(FP8_ERR_ARGUMENT,
@@ -37,8 +40,8 @@ fp8_status fp8_check_args(const char *call, const struct fp8_layer *layer, const
 fp8_status fp8_check_tokens(const struct fp8_check *check, const char *what, int64_t tokens)
 {
     if (tokens < 0)
-        return fp8_fail(FP8_ERR_SHAPE, "%s: %s is %lld; rows may not be negative", check->call, what,
-                        (long long)tokens);
+        return fp8_fail(FP8_ERR_SHAPE, "%s: %s is %lld; rows may not be negative", check->call,
+                        what, (long long)tokens);
     if (tokens > check->plan->max_tokens)
         return fp8_fail(FP8_ERR_TOKENS,
                         "%s: %s is %lld tokens, but layer '%s' was built for max_tokens = %lld; "
@@ -52,13 +55,15 @@ fp8_status fp8_check_tokens(const struct fp8_check *check, const char *what, int
 static bool extent_fits(const fp8_tensor *tensor)
 {
     int64_t end;
-    if (tensor->rows <= 1) return true;
-    if (__builtin_mul_overflow(tensor->rows, tensor->ld, &end)) return false;
+    if (tensor->rows <= 1)
+        return true;
+    if (__builtin_mul_overflow(tensor->rows, tensor->ld, &end))
+        return false;
     return end <= INT64_MAX / 8;
 }
 
-fp8_status fp8_check_matrix(const struct fp8_check *check, const char *name, const fp8_tensor *tensor,
-                            int64_t rows, int64_t cols, fp8_dtype dtype)
+fp8_status fp8_check_matrix(const struct fp8_check *check, const char *name,
+                            const fp8_tensor *tensor, int64_t rows, int64_t cols, fp8_dtype dtype)
 {
     const char *call = check->call;
     if (!tensor)
@@ -77,15 +82,16 @@ fp8_status fp8_check_matrix(const struct fp8_check *check, const char *name, con
                         fp8_dtype_name(dtype), fp8_dtype_name(dtype));
     if (tensor->reserved)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s->reserved is not 0", call, name);
-    if (rows == 0 || cols == 0) return FP8_OK;
+    if (rows == 0 || cols == 0)
+        return FP8_OK;
     if (rows > 1 && tensor->ld < cols)
         return fp8_fail(FP8_ERR_SHAPE,
                         "%s: %s has a row stride (ld) of %lld elements, but its rows have %lld; ld "
                         "must be at least cols, so copy an expanded or overlapping tensor first",
                         call, name, (long long)tensor->ld, (long long)cols);
     if (!extent_fits(tensor))
-        return fp8_fail(FP8_ERR_SHAPE, "%s: %s with ld %lld goes beyond the address space", call, name,
-                        (long long)tensor->ld);
+        return fp8_fail(FP8_ERR_SHAPE, "%s: %s with ld %lld goes beyond the address space", call,
+                        name, (long long)tensor->ld);
     if (!tensor->data)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s->data is NULL, but it has %lld x %lld elements",
                         call, name, (long long)rows, (long long)cols);
@@ -108,21 +114,23 @@ fp8_status fp8_check_tensor(const struct fp8_check *check, enum fp8_slot slot,
 
 /* ---- operands ---- */
 
-static fp8_status check_operand_struct(const char *call, const char *name, const fp8_operand *operand)
+static fp8_status check_operand_struct(const char *call, const char *name,
+                                       const fp8_operand *operand)
 {
-    if (!operand) return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is NULL", call, name);
+    if (!operand)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is NULL", call, name);
     if (operand->size != sizeof *operand)
         return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: %s->size is %u, this library's is %zu; start from FP8_OPERAND_INIT", call,
-                        name, operand->size, sizeof *operand);
+                        "%s: %s->size is %u, this library's is %zu; start from FP8_OPERAND_INIT",
+                        call, name, operand->size, sizeof *operand);
     if (operand->reserved[0] | operand->reserved[1] | operand->reserved[2] | operand->reserved[3])
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: %s->reserved is not 0; start from FP8_OPERAND_INIT", call, name);
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s->reserved is not 0; start from FP8_OPERAND_INIT",
+                        call, name);
     return FP8_OK;
 }
 
-static fp8_status check_operand_memory(const char *call, const char *name, int64_t rows, int64_t cols,
-                                       uint32_t copies, const fp8_operand *operand)
+static fp8_status check_operand_memory(const char *call, const char *name, int64_t rows,
+                                       int64_t cols, uint32_t copies, const fp8_operand *operand)
 {
     int64_t bytes = fp8_operand_bytes(rows, cols, copies);
     if (!operand->data)
@@ -130,14 +138,15 @@ static fp8_status check_operand_memory(const char *call, const char *name, int64
                         "%s: %s->data is NULL; give it %lld bytes (fp8_layer_bytes)", call, name,
                         (long long)bytes);
     if ((uintptr_t)operand->data % FP8_PART_ALIGN)
-        return fp8_fail(FP8_ERR_ALIGNMENT, "%s: %s->data is %p, which is not a multiple of %d", call,
-                        name, operand->data, FP8_PART_ALIGN);
+        return fp8_fail(FP8_ERR_ALIGNMENT, "%s: %s->data is %p, which is not a multiple of %d",
+                        call, name, operand->data, FP8_PART_ALIGN);
     if (bytes < 0 || operand->bytes < (uint64_t)bytes)
-        return fp8_fail(FP8_ERR_OPERAND,
-                        "%s: %s has %zu bytes, but %lld x %lld with %s cop%s takes %lld; size it with "
-                        "fp8_layer_bytes",
-                        call, name, operand->bytes, (long long)rows, (long long)cols,
-                        copies_name(copies), copies == FP8_COPY_BOTH ? "ies" : "y", (long long)bytes);
+        return fp8_fail(
+            FP8_ERR_OPERAND,
+            "%s: %s has %zu bytes, but %lld x %lld with %s cop%s takes %lld; size it with "
+            "fp8_layer_bytes",
+            call, name, operand->bytes, (long long)rows, (long long)cols, copies_name(copies),
+            copies == FP8_COPY_BOTH ? "ies" : "y", (long long)bytes);
     return FP8_OK;
 }
 
@@ -184,8 +193,9 @@ fp8_status fp8_check_filled(const struct fp8_check *check, const char *name, fp8
                         fp8_dtype_name(plan->formats[role]));
     if ((operand->copies & copies) != copies || operand->copies & ~(uint32_t)FP8_COPY_BOTH)
         return fp8_fail(FP8_ERR_OPERAND,
-                        "%s: %s has %s copy, but %s copy is needed; fill it with that copy (%s)", call,
-                        name, copies_name(operand->copies), copies_name(copies), filled_by(role));
+                        "%s: %s has %s copy, but %s copy is needed; fill it with that copy (%s)",
+                        call, name, copies_name(operand->copies), copies_name(copies),
+                        filled_by(role));
     return check_operand_memory(call, name, rows, cols, operand->copies, operand);
 }
 
@@ -207,10 +217,12 @@ fp8_status fp8_check_rows(const char *call, const char *name, const fp8_operand 
 fp8_status fp8_check_copies(const char *call, uint32_t *copies)
 {
     if (*copies & ~(uint32_t)FP8_COPY_BOTH)
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: copies is %u; pass FP8_COPY_ROW, FP8_COPY_TRANSPOSED, both, or 0 for both",
-                        call, *copies);
-    if (*copies == 0) *copies = FP8_COPY_BOTH;
+        return fp8_fail(
+            FP8_ERR_ARGUMENT,
+            "%s: copies is %u; pass FP8_COPY_ROW, FP8_COPY_TRANSPOSED, both, or 0 for both", call,
+            *copies);
+    if (*copies == 0)
+        *copies = FP8_COPY_BOTH;
     return FP8_OK;
 }
 
@@ -219,14 +231,15 @@ fp8_status fp8_check_copies(const char *call, uint32_t *copies)
 fp8_status fp8_check_found_inf(const char *call, const uint32_t *found_inf)
 {
     if ((uintptr_t)found_inf % sizeof *found_inf)
-        return fp8_fail(FP8_ERR_ALIGNMENT, "%s: found_inf is %p, which is not a multiple of 4", call,
-                        (const void *)found_inf);
+        return fp8_fail(FP8_ERR_ALIGNMENT, "%s: found_inf is %p, which is not a multiple of 4",
+                        call, (const void *)found_inf);
     return FP8_OK;
 }
 
 fp8_status fp8_check_flag(const char *call, const char *name, uint32_t flag)
 {
-    if (flag > 1) return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is %u; pass 0 or 1", call, name, flag);
+    if (flag > 1)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is %u; pass 0 or 1", call, name, flag);
     return FP8_OK;
 }
 
@@ -236,7 +249,8 @@ fp8_status fp8_check_stream(const char *call_name, const fp8_call *call)
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "%s: call.max_sms is %d; pass a bound on the SMs, or 0 for the context's",
                         call_name, call->max_sms);
-    if (call->reserved) return fp8_fail(FP8_ERR_ARGUMENT, "%s: call.reserved is not 0", call_name);
+    if (call->reserved)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: call.reserved is not 0", call_name);
     return FP8_OK;
 }
 
@@ -244,14 +258,15 @@ fp8_status fp8_check_call(const struct fp8_check *check, const struct fp8_layer 
                           const fp8_call *call)
 {
     FP8_TRY(fp8_check_stream(check->call, call));
-    if (call->workspace && call->workspace_bytes >= layer->workspace_bytes) return FP8_OK;
+    if (call->workspace && call->workspace_bytes >= layer->workspace_bytes)
+        return FP8_OK;
     size_t bytes = 0;
     FP8_TRY(fp8_layer_bytes(layer, check->tokens, FP8_BYTES_WORKSPACE, &bytes));
     if (!call->workspace || call->workspace_bytes < bytes)
-        return fp8_fail(FP8_ERR_WORKSPACE,
-                        "%s: the workspace has %zu bytes at %p, but %lld tokens take %zu; size it with "
-                        "fp8_layer_bytes(FP8_BYTES_WORKSPACE)",
-                        check->call, call->workspace_bytes, call->workspace,
-                        (long long)check->tokens, bytes);
+        return fp8_fail(
+            FP8_ERR_WORKSPACE,
+            "%s: the workspace has %zu bytes at %p, but %lld tokens take %zu; size it with "
+            "fp8_layer_bytes(FP8_BYTES_WORKSPACE)",
+            check->call, call->workspace_bytes, call->workspace, (long long)check->tokens, bytes);
     return FP8_OK;
 }

@@ -22,7 +22,8 @@ static const char spec[] =
     "  layers = {\n"
     "    linear \"plain\" { in_features = 72, out_features = 96 },\n"
     "    linear \"bias\" { in_features = 50, out_features = 37, bias = true },\n"
-    "    linear \"wide\" { in_features = 33, out_features = 20, weight = \"fp32\", output = \"fp32\",\n"
+    "    linear \"wide\" { in_features = 33, out_features = 20, weight = \"fp32\", output = "
+    "\"fp32\",\n"
     "                    grad_input = \"fp32\", grad_weight = \"bf16\" },\n"
     "    linear \"e4m3\" { in_features = 16, out_features = 128, bias = true,\n"
     "                    recipe = recipe.current { format = \"e4m3\", power_of_two = true } },\n"
@@ -158,7 +159,8 @@ void bundle_write(const json_t *manifest, const char *folder)
 
 static json_t *child(json_t *parent, const char *key)
 {
-    return json_is_array(parent) ? json_array_get(parent, (size_t)atoi(key)) : json_object_get(parent, key);
+    return json_is_array(parent) ? json_array_get(parent, (size_t)atoi(key))
+                                 : json_object_get(parent, key);
 }
 
 static json_t *walk(json_t *root, const char *path, char *last, size_t size)
@@ -167,7 +169,8 @@ static json_t *walk(json_t *root, const char *path, char *last, size_t size)
     for (;;) {
         size_t length = strcspn(path, ".");
         snprintf(last, size, "%.*s", (int)length, path);
-        if (!path[length]) return at;
+        if (!path[length])
+            return at;
         at = child(at, last);
         path += length + 1;
     }
@@ -205,7 +208,8 @@ static void *open_fake(const char *name)
     const char *build = getenv("FP8_TEST_BUILD");
     snprintf(path, sizeof path, "%s/fake/%s", build ? build : "build", name);
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!handle) fail_msg("%s", dlerror());
+    if (!handle)
+        fail_msg("%s", dlerror());
     return handle;
 }
 
@@ -236,27 +240,29 @@ struct fake_lt *bundle_fake_lt(void)
 static json_t *executed; /* the kernels of a manifest */
 
 #define X(name, type) #name,
-static const char *const amax_names[] = {FP8_OP_ARGS_AMAX(X)};
-static const char *const quantize_names[] = {FP8_OP_ARGS_QUANTIZE(X)};
-static const char *const store_names[] = {FP8_OP_ARGS_STORE(X)};
-static const char *const dequantize_names[] = {FP8_OP_ARGS_DEQUANTIZE(X)};
+static const char *const amax_names[] = { FP8_OP_ARGS_AMAX(X) };
+static const char *const quantize_names[] = { FP8_OP_ARGS_QUANTIZE(X) };
+static const char *const store_names[] = { FP8_OP_ARGS_STORE(X) };
+static const char *const dequantize_names[] = { FP8_OP_ARGS_DEQUANTIZE(X) };
 #undef X
 static const struct {
     const char *name;
     const char *const *args;
     int count;
 } op_table[] = {
-    [FP8_OP_AMAX] = {"amax", amax_names, FP8_AMAX_ARG_COUNT},
-    [FP8_OP_QUANTIZE] = {"quantize", quantize_names, FP8_QUANTIZE_ARG_COUNT},
-    [FP8_OP_STORE] = {"store", store_names, FP8_STORE_ARG_COUNT},
-    [FP8_OP_DEQUANTIZE] = {"dequantize", dequantize_names, FP8_DEQUANTIZE_ARG_COUNT},
+    [FP8_OP_AMAX] = { "amax", amax_names, FP8_AMAX_ARG_COUNT },
+    [FP8_OP_QUANTIZE] = { "quantize", quantize_names, FP8_QUANTIZE_ARG_COUNT },
+    [FP8_OP_STORE] = { "store", store_names, FP8_STORE_ARG_COUNT },
+    [FP8_OP_DEQUANTIZE] = { "dequantize", dequantize_names, FP8_DEQUANTIZE_ARG_COUNT },
 };
 
 static fp8_dtype dtype_of(json_t *kernel, const char *key)
 {
-    const char *text = json_string_value(json_object_get(json_object_get(kernel, "semantics"), key));
+    const char *text =
+        json_string_value(json_object_get(json_object_get(kernel, "semantics"), key));
     for (int dtype = FP8_DTYPE_E4M3; text && dtype <= FP8_DTYPE_UINT8; dtype++) {
-        if (strcmp(fp8_dtype_name((fp8_dtype)dtype), text) == 0) return (fp8_dtype)dtype;
+        if (strcmp(fp8_dtype_name((fp8_dtype)dtype), text) == 0)
+            return (fp8_dtype)dtype;
     }
     return FP8_DTYPE_NONE;
 }
@@ -276,7 +282,8 @@ static void unpack(json_t *kernel, int op, void **parameters, fp8_value *values)
         const char *name = json_string_value(json_object_get(arg, "name"));
         const char *type = json_string_value(json_object_get(arg, "type"));
         int place = 0;
-        while (strcmp(op_table[op].args[place], name) != 0) place++;
+        while (strcmp(op_table[op].args[place], name) != 0)
+            place++;
         assert_true(place < op_table[op].count);
         if (strcmp(type, "pointer") == 0)
             values[place].p = *(void **)parameters[index];
@@ -293,7 +300,8 @@ static json_t *kernel_of(const char *entry)
     json_t *kernel;
     json_array_foreach(executed, index, kernel)
     {
-        if (strcmp(json_string_value(json_object_get(kernel, "entry")), entry) == 0) return kernel;
+        if (strcmp(json_string_value(json_object_get(kernel, "entry")), entry) == 0)
+            return kernel;
     }
     fail_msg("the manifest has no kernel with the entry %s", entry);
     return NULL;
@@ -305,12 +313,13 @@ static void execute_launch(const char *entry, unsigned grid, unsigned block, voi
     const char *name = json_string_value(json_object_get(kernel, "op"));
     int op = 0;
     (void)grid, (void)block;
-    while (strcmp(op_table[op].name, name) != 0) op++;
-    const fp8_semantics how = {.source_dtype = dtype_of(kernel, "source_dtype"),
-                               .target_dtype = dtype_of(kernel, "target_dtype"),
-                               .power_of_two = flag_of(kernel, "power_of_two"),
-                               .accumulate = flag_of(kernel, "accumulate")};
-    fp8_value values[FP8_OP_MAX_ARGS] = {{0}};
+    while (strcmp(op_table[op].name, name) != 0)
+        op++;
+    const fp8_semantics how = { .source_dtype = dtype_of(kernel, "source_dtype"),
+                                .target_dtype = dtype_of(kernel, "target_dtype"),
+                                .power_of_two = flag_of(kernel, "power_of_two"),
+                                .accumulate = flag_of(kernel, "accumulate") };
+    fp8_value values[FP8_OP_MAX_ARGS] = { { 0 } };
     unpack(kernel, op, parameters, values);
     assert_int_equal(fp8_host_run(NULL, (enum fp8_op)op, &how, values), FP8_OK);
 }
@@ -318,7 +327,8 @@ static void execute_launch(const char *entry, unsigned grid, unsigned block, voi
 static size_t parameter_bytes(const char *entry, size_t index)
 {
     json_t *arg = json_array_get(json_object_get(kernel_of(entry), "args"), index);
-    if (!arg) return 0;
+    if (!arg)
+        return 0;
     return strcmp(json_string_value(json_object_get(arg, "type")), "int32") == 0 ? 4 : 8;
 }
 
@@ -338,9 +348,9 @@ static fp8_dtype dtype_of_cuda(int type)
 
 static void execute_product(const struct fake_product *p)
 {
-    const fp8_semantics how = {.source_dtype = dtype_of_cuda(p->b_type),
-                               .second_dtype = dtype_of_cuda(p->a_type),
-                               .target_dtype = dtype_of_cuda(p->d_type)};
+    const fp8_semantics how = { .source_dtype = dtype_of_cuda(p->b_type),
+                                .second_dtype = dtype_of_cuda(p->a_type),
+                                .target_dtype = dtype_of_cuda(p->d_type) };
     const fp8_value values[FP8_GEMM_ARG_COUNT] = {
         [FP8_GEMM_a].p = (void *)(uintptr_t)p->b,
         [FP8_GEMM_a_ld].i = p->ldb,
@@ -389,5 +399,6 @@ void bundle_expect(fp8_status got, fp8_status want, const char *part, const char
         fail_msg("%s:%d: %s (%s), expected %s", file, line, fp8_status_name(got),
                  got == FP8_OK ? "" : fp8_last_error(), fp8_status_name(want));
     if (want != FP8_OK && !strstr(fp8_last_error(), part))
-        fail_msg("%s:%d: the sentence \"%s\" does not say \"%s\"", file, line, fp8_last_error(), part);
+        fail_msg("%s:%d: the sentence \"%s\" does not say \"%s\"", file, line, fp8_last_error(),
+                 part);
 }

@@ -52,6 +52,7 @@ void bundle_execute(const char *manifest);
 fp8_context *bundle_context(int32_t device);
 void bundle_expect(fp8_status got, fp8_status want, const char *part, const char *file, int line);
 #define EXPECT_OK(call) bundle_expect((call), FP8_OK, "", __FILE__, __LINE__)
-#define EXPECT_REFUSED(status, part, call) bundle_expect((call), (status), (part), __FILE__, __LINE__)
+#define EXPECT_REFUSED(status, part, call)                                                         \
+    bundle_expect((call), (status), (part), __FILE__, __LINE__)
 
 #endif

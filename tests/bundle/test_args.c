@@ -44,7 +44,7 @@ static void *block(size_t bytes)
 
 static fp8_tensor tensor(int64_t rows, int64_t cols, fp8_dtype dtype)
 {
-    return (fp8_tensor){block((size_t)(rows * cols) * 4), rows, cols, cols, dtype, 0};
+    return (fp8_tensor){ block((size_t)(rows * cols) * 4), rows, cols, cols, dtype, 0 };
 }
 
 static fp8_operand operand(fp8_bytes which)
@@ -57,27 +57,59 @@ static fp8_operand operand(fp8_bytes which)
 
 static void fill_args(struct world *w)
 {
-    w->update = (fp8_weight_args){.size = sizeof w->update, .w = &w->w, .version = 8,
-                                  .weight = &w->fresh, .found_inf = w->found_inf, .call = w->call};
-    w->fprop = (fp8_fprop_args){.size = sizeof w->fprop, .x = &w->x, .weight = &w->weight,
-                                .bias = &w->bias, .y = &w->y, .saved = &w->saved,
-                                .found_inf = w->found_inf, .call = w->call};
-    w->quantize_dy = (fp8_quantize_dy_args){.size = sizeof w->quantize_dy, .dy = &w->dy,
-                                            .saved = &w->saved, .grad = &w->grad, .dbias = &w->dbias,
-                                            .found_inf = w->found_inf, .call = w->call};
-    w->wgrad = (fp8_wgrad_args){.size = sizeof w->wgrad, .saved = &w->saved, .grad = &w->grad,
-                                .dw = &w->dw, .call = w->call};
-    w->dgrad = (fp8_dgrad_args){.size = sizeof w->dgrad, .grad = &w->grad, .weight = &w->weight,
-                                .dx = &w->dx, .call = w->call};
-    w->backward = (fp8_backward_args){.size = sizeof w->backward, .dy = &w->dy, .saved = &w->saved,
-                                      .weight = &w->weight, .grad = &w->grad, .dbias = &w->dbias,
-                                      .dw = &w->dw, .dx = &w->dx, .call = w->call};
-    w->quantize = (fp8_quantize_args){.size = sizeof w->quantize, .role = FP8_ROLE_X,
-                                      .source = &w->x, .operand = &w->xq, .call = w->call};
-    w->dequantize = (fp8_dequantize_args){.size = sizeof w->dequantize, .operand = &w->xq,
-                                          .target = &w->x32, .call = w->call};
-    w->gemm = (fp8_gemm_args){.size = sizeof w->gemm, .pass = FP8_PASS_FPROP, .a = &w->xq,
-                              .b = &w->weight, .bias = &w->bias, .out = &w->y, .call = w->call};
+    w->update = (fp8_weight_args){ .size = sizeof w->update,
+                                   .w = &w->w,
+                                   .version = 8,
+                                   .weight = &w->fresh,
+                                   .found_inf = w->found_inf,
+                                   .call = w->call };
+    w->fprop = (fp8_fprop_args){ .size = sizeof w->fprop,
+                                 .x = &w->x,
+                                 .weight = &w->weight,
+                                 .bias = &w->bias,
+                                 .y = &w->y,
+                                 .saved = &w->saved,
+                                 .found_inf = w->found_inf,
+                                 .call = w->call };
+    w->quantize_dy = (fp8_quantize_dy_args){ .size = sizeof w->quantize_dy,
+                                             .dy = &w->dy,
+                                             .saved = &w->saved,
+                                             .grad = &w->grad,
+                                             .dbias = &w->dbias,
+                                             .found_inf = w->found_inf,
+                                             .call = w->call };
+    w->wgrad = (fp8_wgrad_args){
+        .size = sizeof w->wgrad, .saved = &w->saved, .grad = &w->grad, .dw = &w->dw, .call = w->call
+    };
+    w->dgrad = (fp8_dgrad_args){ .size = sizeof w->dgrad,
+                                 .grad = &w->grad,
+                                 .weight = &w->weight,
+                                 .dx = &w->dx,
+                                 .call = w->call };
+    w->backward = (fp8_backward_args){ .size = sizeof w->backward,
+                                       .dy = &w->dy,
+                                       .saved = &w->saved,
+                                       .weight = &w->weight,
+                                       .grad = &w->grad,
+                                       .dbias = &w->dbias,
+                                       .dw = &w->dw,
+                                       .dx = &w->dx,
+                                       .call = w->call };
+    w->quantize = (fp8_quantize_args){ .size = sizeof w->quantize,
+                                       .role = FP8_ROLE_X,
+                                       .source = &w->x,
+                                       .operand = &w->xq,
+                                       .call = w->call };
+    w->dequantize = (fp8_dequantize_args){
+        .size = sizeof w->dequantize, .operand = &w->xq, .target = &w->x32, .call = w->call
+    };
+    w->gemm = (fp8_gemm_args){ .size = sizeof w->gemm,
+                               .pass = FP8_PASS_FPROP,
+                               .a = &w->xq,
+                               .b = &w->weight,
+                               .bias = &w->bias,
+                               .out = &w->y,
+                               .call = w->call };
 }
 
 /* All passes once, correctly, so that every operand is filled. */
@@ -90,7 +122,8 @@ static void make_world(struct world *w)
     w->bias = tensor(1, N, FP8_DTYPE_BF16), w->dbias = tensor(1, N, FP8_DTYPE_FP32);
     w->x32 = tensor(M, K, FP8_DTYPE_FP32);
     w->weight = operand(FP8_BYTES_WEIGHT), w->saved = operand(FP8_BYTES_SAVED);
-    w->grad = operand(FP8_BYTES_GRAD), w->xq = operand(FP8_BYTES_X), w->fresh = operand(FP8_BYTES_WEIGHT);
+    w->grad = operand(FP8_BYTES_GRAD), w->xq = operand(FP8_BYTES_X),
+    w->fresh = operand(FP8_BYTES_WEIGHT);
     EXPECT_OK(fp8_layer_bytes(layer, M, FP8_BYTES_WORKSPACE, &w->call.workspace_bytes));
     w->call.workspace = block(w->call.workspace_bytes);
     fill_args(w);
@@ -129,7 +162,8 @@ static int tear_down(void **state)
     fp8_bundle_close(bundle);
     fp8_context_destroy(context);
     bundle_remove(folder);
-    while (block_count > 0) free(blocks[--block_count]);
+    while (block_count > 0)
+        free(blocks[--block_count]);
     return 0;
 }
 
@@ -144,9 +178,10 @@ static fp8_operand other;
     do {                                                                                           \
         struct world before = world;                                                               \
         change;                                                                                    \
-        fp8_operand operands[] = {world.weight, world.saved, world.grad, world.xq, world.fresh};   \
+        fp8_operand operands[] = { world.weight, world.saved, world.grad, world.xq, world.fresh }; \
         EXPECT_REFUSED(status, part, call);                                                        \
-        const fp8_operand after[] = {world.weight, world.saved, world.grad, world.xq, world.fresh};\
+        const fp8_operand after[] = { world.weight, world.saved, world.grad, world.xq,             \
+                                      world.fresh };                                               \
         assert_memory_equal(operands, after, sizeof after);                                        \
         world = before;                                                                            \
     } while (0)
@@ -197,22 +232,24 @@ static void structs_and_flags(void **state)
 static void tensors(void **state)
 {
     (void)state;
-    REFUSED(FP8_ERR_ARGUMENT, "fprop: y is NULL; pass a tensor of 10 x 37 bf16", world.fprop.y = NULL,
-            FPROP);
+    REFUSED(FP8_ERR_ARGUMENT, "fprop: y is NULL; pass a tensor of 10 x 37 bf16",
+            world.fprop.y = NULL, FPROP);
     REFUSED(FP8_ERR_SHAPE, "fprop: y is 9 x 37, but layer 'bias' takes 10 x 37 here",
             (changed = world.y, changed.rows = 9, world.fprop.y = &changed), FPROP);
-    REFUSED(FP8_ERR_SHAPE, "x is 10 x 51", (changed = world.x, changed.cols = 51, world.fprop.x = &changed),
-            FPROP);
-    REFUSED(FP8_ERR_SHAPE, "w is 50 x 37", (changed = world.w, changed.rows = K, changed.cols = N,
-                                            world.update.w = &changed), UPDATE);
-    REFUSED(FP8_ERR_SHAPE, "x->rows is -1", (changed = world.x, changed.rows = -1,
-                                             world.fprop.x = &changed), FPROP);
-    REFUSED(FP8_ERR_TOKENS, "dy->rows is 301 tokens, but layer 'bias' was built for max_tokens = 300",
+    REFUSED(FP8_ERR_SHAPE, "x is 10 x 51",
+            (changed = world.x, changed.cols = 51, world.fprop.x = &changed), FPROP);
+    REFUSED(FP8_ERR_SHAPE, "w is 50 x 37",
+            (changed = world.w, changed.rows = K, changed.cols = N, world.update.w = &changed),
+            UPDATE);
+    REFUSED(FP8_ERR_SHAPE, "x->rows is -1",
+            (changed = world.x, changed.rows = -1, world.fprop.x = &changed), FPROP);
+    REFUSED(FP8_ERR_TOKENS,
+            "dy->rows is 301 tokens, but layer 'bias' was built for max_tokens = 300",
             (changed = world.dy, changed.rows = 301, world.quantize_dy.dy = &changed), QUANTIZE_DY);
     REFUSED(FP8_ERR_DTYPE, "dw is bf16, but layer 'bias' takes fp32",
             (changed = world.dw, changed.dtype = FP8_DTYPE_BF16, world.wgrad.dw = &changed), WGRAD);
-    REFUSED(FP8_ERR_DTYPE, "x is none", (changed = world.x, changed.dtype = (fp8_dtype)99,
-                                         world.fprop.x = &changed), FPROP);
+    REFUSED(FP8_ERR_DTYPE, "x is none",
+            (changed = world.x, changed.dtype = (fp8_dtype)99, world.fprop.x = &changed), FPROP);
     REFUSED(FP8_ERR_SHAPE, "row stride (ld) of 0 elements",
             (changed = world.dy, changed.ld = 0, world.backward.dy = &changed), BACKWARD);
     REFUSED(FP8_ERR_SHAPE, "row stride (ld) of 36 elements, but its rows have 37",
@@ -221,20 +258,27 @@ static void tensors(void **state)
             (changed = world.dx, changed.ld = INT64_MAX / 2, world.dgrad.dx = &changed), DGRAD);
     REFUSED(FP8_ERR_ARGUMENT, "dx->data is NULL, but it has 10 x 50 elements",
             (changed = world.dx, changed.data = NULL, world.dgrad.dx = &changed), DGRAD);
-    REFUSED(FP8_ERR_ALIGNMENT, "not a multiple of 4, the size of a fp32 element",
-            (changed = world.dw, changed.data = (char *)changed.data + 2, world.wgrad.dw = &changed),
-            WGRAD);
+    REFUSED(
+        FP8_ERR_ALIGNMENT, "not a multiple of 4, the size of a fp32 element",
+        (changed = world.dw, changed.data = (char *)changed.data + 2, world.wgrad.dw = &changed),
+        WGRAD);
     REFUSED(FP8_ERR_ALIGNMENT, "not a multiple of 2",
-            (changed = world.x, changed.data = (char *)changed.data + 1, world.fprop.x = &changed), FPROP);
-    REFUSED(FP8_ERR_ARGUMENT, "x->reserved", (changed = world.x, changed.reserved = 1,
-                                              world.fprop.x = &changed), FPROP);
-    REFUSED(FP8_ERR_SHAPE, "bias is 1 x 36", (changed = world.bias, changed.cols = 36,
-                                              world.fprop.bias = &changed), FPROP);
-    REFUSED(FP8_ERR_ARGUMENT, "bias is NULL, but layer 'bias' has a bias", world.fprop.bias = NULL, FPROP);
-    REFUSED(FP8_ERR_DTYPE, "dbias is bf16", (changed = world.dbias, changed.dtype = FP8_DTYPE_BF16,
-                                             world.backward.dbias = &changed), BACKWARD);
-    REFUSED(FP8_ERR_DTYPE, "target is bf16", (changed = world.x32, changed.dtype = FP8_DTYPE_BF16,
-                                              world.dequantize.target = &changed), DEQUANTIZE);
+            (changed = world.x, changed.data = (char *)changed.data + 1, world.fprop.x = &changed),
+            FPROP);
+    REFUSED(FP8_ERR_ARGUMENT, "x->reserved",
+            (changed = world.x, changed.reserved = 1, world.fprop.x = &changed), FPROP);
+    REFUSED(FP8_ERR_SHAPE, "bias is 1 x 36",
+            (changed = world.bias, changed.cols = 36, world.fprop.bias = &changed), FPROP);
+    REFUSED(FP8_ERR_ARGUMENT, "bias is NULL, but layer 'bias' has a bias", world.fprop.bias = NULL,
+            FPROP);
+    REFUSED(
+        FP8_ERR_DTYPE, "dbias is bf16",
+        (changed = world.dbias, changed.dtype = FP8_DTYPE_BF16, world.backward.dbias = &changed),
+        BACKWARD);
+    REFUSED(
+        FP8_ERR_DTYPE, "target is bf16",
+        (changed = world.x32, changed.dtype = FP8_DTYPE_BF16, world.dequantize.target = &changed),
+        DEQUANTIZE);
     REFUSED(FP8_ERR_ARGUMENT, "not both", world.fprop.x_quantized = &world.xq, FPROP);
     REFUSED(FP8_ERR_ARGUMENT, "neither", world.fprop.x = NULL, FPROP);
     REFUSED(FP8_ERR_ARGUMENT, "dy is NULL", world.quantize_dy.dy = NULL, QUANTIZE_DY);
@@ -248,57 +292,64 @@ static void operands(void **state)
     REFUSED(FP8_ERR_ARGUMENT, "weight is NULL", world.fprop.weight = NULL, FPROP);
     REFUSED(FP8_ERR_OPERAND, "weight is not filled; weight_update or quantize fills it",
             world.fprop.weight = &empty, FPROP);
-    REFUSED(FP8_ERR_ARGUMENT, "weight->size is 0", (other = world.weight, other.size = 0,
-                                                    world.fprop.weight = &other), FPROP);
-    REFUSED(FP8_ERR_ARGUMENT, "weight->reserved", (other = world.weight, other.reserved[1] = 1,
-                                                   world.fprop.weight = &other), FPROP);
+    REFUSED(FP8_ERR_ARGUMENT, "weight->size is 0",
+            (other = world.weight, other.size = 0, world.fprop.weight = &other), FPROP);
+    REFUSED(FP8_ERR_ARGUMENT, "weight->reserved",
+            (other = world.weight, other.reserved[1] = 1, world.fprop.weight = &other), FPROP);
     REFUSED(FP8_ERR_OPERAND, "weight holds a quantised dy, but w is wanted",
             world.dgrad.weight = &world.grad, DGRAD);
-    REFUSED(FP8_ERR_OPERAND, "unknown role", (other = world.weight, other.role = (fp8_role)9,
-                                              world.fprop.weight = &other), FPROP);
-    REFUSED(FP8_ERR_SHAPE, "weight was filled from 36 x 50", (other = world.weight, other.rows = 36,
-                                                              world.fprop.weight = &other), FPROP);
+    REFUSED(FP8_ERR_OPERAND, "unknown role",
+            (other = world.weight, other.role = (fp8_role)9, world.fprop.weight = &other), FPROP);
+    REFUSED(FP8_ERR_SHAPE, "weight was filled from 36 x 50",
+            (other = world.weight, other.rows = 36, world.fprop.weight = &other), FPROP);
     REFUSED(FP8_ERR_DTYPE, "grad is e4m3, but layer 'bias' takes e5m2",
             (other = world.grad, other.dtype = FP8_DTYPE_E4M3, world.wgrad.grad = &other), WGRAD);
     REFUSED(FP8_ERR_OPERAND, "weight has the row copy, but the transposed copy is needed",
-            (other = world.weight, other.copies = FP8_COPY_ROW, world.dgrad.weight = &other), DGRAD);
+            (other = world.weight, other.copies = FP8_COPY_ROW, world.dgrad.weight = &other),
+            DGRAD);
     REFUSED(FP8_ERR_OPERAND, "grad has the transposed copy, but the row copy is needed",
-            (other = world.grad, other.copies = FP8_COPY_TRANSPOSED, world.dgrad.grad = &other), DGRAD);
+            (other = world.grad, other.copies = FP8_COPY_TRANSPOSED, world.dgrad.grad = &other),
+            DGRAD);
     REFUSED(FP8_ERR_OPERAND, "but 37 x 50 with the row and transposed copies takes",
             (other = world.weight, other.bytes = 256, world.fprop.weight = &other), FPROP);
-    REFUSED(FP8_ERR_ARGUMENT, "weight->data is NULL", (other = world.weight, other.data = NULL,
-                                                       world.fprop.weight = &other), FPROP);
-    REFUSED(FP8_ERR_ALIGNMENT, "not a multiple of 256",
-            (other = world.weight, other.data = (char *)other.data + 128, world.fprop.weight = &other),
-            FPROP);
+    REFUSED(FP8_ERR_ARGUMENT, "weight->data is NULL",
+            (other = world.weight, other.data = NULL, world.fprop.weight = &other), FPROP);
+    REFUSED(
+        FP8_ERR_ALIGNMENT, "not a multiple of 256",
+        (other = world.weight, other.data = (char *)other.data + 128, world.fprop.weight = &other),
+        FPROP);
     REFUSED(FP8_ERR_OPERAND, "saved has 100 bytes", world.saved.bytes = 100, FPROP);
-    REFUSED(FP8_ERR_ALIGNMENT, "saved->data", world.saved.data = (char *)world.saved.data + 16, FPROP);
+    REFUSED(FP8_ERR_ALIGNMENT, "saved->data", world.saved.data = (char *)world.saved.data + 16,
+            FPROP);
     REFUSED(FP8_ERR_ARGUMENT, "saved->size is 1", world.saved.size = 1, FPROP);
     REFUSED(FP8_ERR_ARGUMENT, "grad is NULL", world.quantize_dy.grad = NULL, QUANTIZE_DY);
     REFUSED(FP8_ERR_ARGUMENT, "grad is NULL", world.backward.grad = NULL, BACKWARD);
     REFUSED(FP8_ERR_ARGUMENT, "saved is NULL", world.backward.saved = NULL, BACKWARD);
     REFUSED(FP8_ERR_ARGUMENT, "weight is NULL", world.backward.weight = NULL, BACKWARD);
-    REFUSED(FP8_ERR_SHAPE, "saved was filled from 9 x 50", (other = world.saved, other.rows = 9,
-                                                            world.quantize_dy.saved = &other),
-            QUANTIZE_DY);
-    REFUSED(FP8_ERR_SHAPE, "grad was filled from 10 x 37", (other = world.saved, other.rows = 9,
-                                                            world.wgrad.saved = &other), WGRAD);
+    REFUSED(FP8_ERR_SHAPE, "saved was filled from 9 x 50",
+            (other = world.saved, other.rows = 9, world.quantize_dy.saved = &other), QUANTIZE_DY);
+    REFUSED(FP8_ERR_SHAPE, "grad was filled from 10 x 37",
+            (other = world.saved, other.rows = 9, world.wgrad.saved = &other), WGRAD);
     REFUSED(FP8_ERR_OPERAND, "x_quantized has the transposed copy, but the row copy is needed",
             (other = world.saved, world.fprop.x = NULL, world.fprop.saved = NULL,
-             world.fprop.x_quantized = &other), FPROP);
+             world.fprop.x_quantized = &other),
+            FPROP);
     REFUSED(FP8_ERR_OPERAND, "the row and transposed copy is needed",
             (other = world.xq, other.copies = FP8_COPY_ROW, world.fprop.x = NULL,
-             world.fprop.x_quantized = &other), FPROP);
-    REFUSED(FP8_ERR_OPERAND, "operand is not filled", world.dequantize.operand = &empty, DEQUANTIZE);
-    REFUSED(FP8_ERR_TOKENS, "saved->rows is 400", (other = world.saved, other.rows = 400,
-                                                   world.wgrad.saved = &other), WGRAD);
+             world.fprop.x_quantized = &other),
+            FPROP);
+    REFUSED(FP8_ERR_OPERAND, "operand is not filled", world.dequantize.operand = &empty,
+            DEQUANTIZE);
+    REFUSED(FP8_ERR_TOKENS, "saved->rows is 400",
+            (other = world.saved, other.rows = 400, world.wgrad.saved = &other), WGRAD);
 }
 
 static void versions(void **state)
 {
     (void)state;
-    REFUSED(FP8_ERR_VERSION, "grad comes from a forward with weight version 6, but the weight given has "
-                             "version 7",
+    REFUSED(FP8_ERR_VERSION,
+            "grad comes from a forward with weight version 6, but the weight given has "
+            "version 7",
             (other = world.grad, other.version = 6, world.dgrad.grad = &other), DGRAD);
     REFUSED(FP8_ERR_VERSION, "backward: grad comes from a forward with weight version 5",
             (other = world.saved, other.version = 5, world.backward.saved = &other), BACKWARD);
@@ -327,9 +378,11 @@ static void versions(void **state)
     assert_int_equal(world.weight.version, 8);
     memset(world.w.data, 0, N * K * 2);
     world = before;
-    EXPECT_OK(fp8_weight_update(layer, &(fp8_weight_args){.size = sizeof(fp8_weight_args), .w = &world.w,
-                                                          .version = 9, .weight = &world.weight,
-                                                          .call = world.call}));
+    EXPECT_OK(fp8_weight_update(layer, &(fp8_weight_args){ .size = sizeof(fp8_weight_args),
+                                                           .w = &world.w,
+                                                           .version = 9,
+                                                           .weight = &world.weight,
+                                                           .call = world.call }));
     world.weight.version = 7;
 }
 
@@ -371,11 +424,11 @@ static void only_what_is_wanted_is_made(void **state)
 static void a_layer_without_bias(void **state)
 {
     (void)state;
-    uint16_t memory[96] = {0};
+    uint16_t memory[96] = { 0 };
     fp8_tensor dy = tensor(M, 96, FP8_DTYPE_BF16), x = tensor(M, 72, FP8_DTYPE_BF16);
     fp8_tensor w = tensor(96, 72, FP8_DTYPE_BF16), y = tensor(M, 96, FP8_DTYPE_BF16);
-    const fp8_tensor bias = {memory, 1, 96, 96, FP8_DTYPE_BF16, 0};
-    const fp8_tensor dbias = {block(96 * 4), 1, 96, 96, FP8_DTYPE_FP32, 0};
+    const fp8_tensor bias = { memory, 1, 96, 96, FP8_DTYPE_BF16, 0 };
+    const fp8_tensor dbias = { block(96 * 4), 1, 96, 96, FP8_DTYPE_FP32, 0 };
     fp8_operand grad = FP8_OPERAND_INIT, weight = FP8_OPERAND_INIT;
     fp8_call call = FP8_CALL_INIT;
     EXPECT_OK(fp8_layer_bytes(no_bias, M, FP8_BYTES_WORKSPACE, &call.workspace_bytes));
@@ -400,12 +453,14 @@ static void sizes(void **state)
 {
     (void)state;
     size_t bytes = 1, last = 0;
-    EXPECT_REFUSED(FP8_ERR_TOKENS, "max_tokens = 300", fp8_layer_bytes(layer, 301, FP8_BYTES_X, &bytes));
+    EXPECT_REFUSED(FP8_ERR_TOKENS, "max_tokens = 300",
+                   fp8_layer_bytes(layer, 301, FP8_BYTES_X, &bytes));
     assert_int_equal(bytes, 0);
     EXPECT_REFUSED(FP8_ERR_SHAPE, "tokens is -1", fp8_layer_bytes(layer, -1, FP8_BYTES_X, &bytes));
     EXPECT_REFUSED(FP8_ERR_ARGUMENT, "which is 8", fp8_layer_bytes(layer, 1, (fp8_bytes)8, &bytes));
     EXPECT_REFUSED(FP8_ERR_ARGUMENT, "bytes is NULL", fp8_layer_bytes(layer, 1, FP8_BYTES_X, NULL));
-    EXPECT_REFUSED(FP8_ERR_ARGUMENT, "layer is NULL", fp8_layer_bytes(NULL, 1, FP8_BYTES_X, &bytes));
+    EXPECT_REFUSED(FP8_ERR_ARGUMENT, "layer is NULL",
+                   fp8_layer_bytes(NULL, 1, FP8_BYTES_X, &bytes));
     for (int which = 0; which < 8; which++) {
         for (int64_t m = last = 0; m <= 300; m++) {
             EXPECT_OK(fp8_layer_bytes(layer, m, (fp8_bytes)which, &bytes));

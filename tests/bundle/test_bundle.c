@@ -31,10 +31,12 @@ static int tear_down(void **state)
 static fp8_status open_manifest(json_t *manifest, bool seal)
 {
     fp8_bundle *bundle = (fp8_bundle *)folder;
-    if (seal) bundle_seal(manifest);
+    if (seal)
+        bundle_seal(manifest);
     bundle_write(manifest, folder);
     fp8_status status = fp8_bundle_open(host, folder, &bundle);
-    if (status != FP8_OK) assert_null(bundle);
+    if (status != FP8_OK)
+        assert_null(bundle);
     fp8_bundle_close(bundle);
     return status;
 }
@@ -42,14 +44,15 @@ static fp8_status open_manifest(json_t *manifest, bool seal)
 static void a_whole_bundle_opens(void **state)
 {
     (void)state;
-    static const char *const names[] = {"plain", "bias", "wide", "e4m3"};
+    static const char *const names[] = { "plain", "bias", "wide", "e4m3" };
     json_t *manifest = bundle_manifest();
     fp8_bundle *bundle;
     fp8_layer *layer;
     bundle_write(manifest, folder);
     EXPECT_OK(fp8_bundle_open(host, folder, &bundle));
     assert_int_equal(fp8_bundle_layer_count(bundle), 4);
-    for (int i = 0; i < 4; i++) assert_string_equal(fp8_bundle_layer_name(bundle, i), names[i]);
+    for (int i = 0; i < 4; i++)
+        assert_string_equal(fp8_bundle_layer_name(bundle, i), names[i]);
     assert_null(fp8_bundle_layer_name(bundle, 4));
     assert_null(fp8_bundle_layer_name(bundle, -1));
     json_t *again = json_loads(fp8_bundle_manifest(bundle), 0, NULL);
@@ -59,7 +62,7 @@ static void a_whole_bundle_opens(void **state)
                    fp8_layer_create(bundle, "Plain", &layer));
     assert_null(layer);
     EXPECT_OK(fp8_layer_create(bundle, "wide", &layer));
-    fp8_layer_info info = {.size = sizeof info};
+    fp8_layer_info info = { .size = sizeof info };
     EXPECT_OK(fp8_layer_describe(layer, &info));
     assert_int_equal(info.in_features, 33);
     assert_int_equal(info.out_features, 20);
@@ -85,7 +88,8 @@ static void wrong_calls(void **state)
     EXPECT_REFUSED(FP8_ERR_ARGUMENT, "context is NULL", fp8_bundle_open(NULL, folder, &bundle));
     EXPECT_REFUSED(FP8_ERR_ARGUMENT, "path is NULL", fp8_bundle_open(host, NULL, &bundle));
     EXPECT_REFUSED(FP8_ERR_ARGUMENT, "bundle is NULL", fp8_bundle_open(host, folder, NULL));
-    EXPECT_REFUSED(FP8_ERR_BUNDLE, "No such file", fp8_bundle_open(host, "/nowhere/at/all", &bundle));
+    EXPECT_REFUSED(FP8_ERR_BUNDLE, "No such file",
+                   fp8_bundle_open(host, "/nowhere/at/all", &bundle));
     EXPECT_REFUSED(FP8_ERR_ARGUMENT, "bundle is NULL", fp8_layer_create(NULL, "x", &layer));
     assert_int_equal(fp8_bundle_layer_count(NULL), 0);
     assert_null(fp8_bundle_layer_name(NULL, 0));
@@ -108,101 +112,103 @@ struct change {
 };
 
 static const struct change changes[] = {
-    {"format", "\"other\"", "'format' is not"},
-    {"format_version", "2", "format version 2, this libfp8 (0.1.0) reads version 1"},
-    {"format_version", NULL, "'format_version' is missing"},
-    {"extra", "1", "unknown field 'extra'"},
-    {"generator", "5", "'generator' is an integer, a string is wanted"},
-    {"model", NULL, "'model' is missing"},
-    {"spec_hash", NULL, "'spec_hash' is missing"},
-    {"tuning_hash", "7", "'tuning_hash' is an integer"},
-    {"mesh.tensor", "2", "mesh: 'tensor' is 2, outside 1..1"},
-    {"mesh.pipeline", "1", "mesh: unknown field 'pipeline'"},
-    {"rank", "1", "'rank' is 1"},
-    {"archs", "[1]", "archs[0] is not a string"},
-    {"archs", "[\"sm_90a\"]", "0 cubins for 1 archs"},
-    {"layers", "[]", "'layers' is empty"},
-    {"layers", "{}", "'layers' is an object, an array is wanted"},
-    {"kernels.0.op", "\"amin\"", "kernels[0]: 'op' is 'amin', which this version does not know"},
-    {"kernels.0.op", "\"gemm\"", "cuBLASLt only"},
-    {"kernels.0.name", "\"quantize_bf16_e4m3\"", "occurs twice"},
-    {"kernels.0.entry", NULL, "kernels[0]: 'entry' is missing"},
-    {"kernels.0.block", "0", "'block' is 0, outside 1..1024"},
-    {"kernels.0.block", "2.5", "'block' is a fraction"},
-    {"kernels.0.cluster", "17", "'cluster' is 17"},
-    {"kernels.0.shared_bytes", "-1", "'shared_bytes' is -1"},
-    {"kernels.0.args.0.name", "\"sources\"", "op 'amax' has no argument 'sources'"},
-    {"kernels.0.args.0.name", "\"rows\"", "is pointer, op 'amax' says int64"},
-    {"kernels.0.args.0.type", "\"int64\"", "argument 'source' is int64, op 'amax' says pointer"},
-    {"kernels.0.args.1", "{\"name\": \"source\", \"type\": \"pointer\"}", "'source' occurs twice"},
-    {"kernels.0.args.1.size", "8", "kernels[0].args[1]: unknown field 'size'"},
-    {"kernels.0.grid.rule", "\"spiral\"", "grid: 'rule' is 'spiral'"},
-    {"kernels.0.grid.rows", "\"source\"", "no integer argument of op 'amax'"},
-    {"kernels.0.grid.tile_elements", "0", "'tile_elements' is 0"},
-    {"kernels.0.semantics.source_dtype", "\"fp16\"", "semantics: 'source_dtype' is 'fp16'"},
-    {"kernels.0.parameters", NULL, "'parameters' is missing"},
-    {"layers.0.name", "\"bias\"", "occurs twice"},
-    {"layers.0.in_features", "0", "layers[0]: 'in_features' is 0"},
-    {"layers.0.in_features", "73", "another shape or dtype"},
-    {"layers.0.max_tokens", "39", "'tokens' is 40, outside 1..39"},
-    {"layers.0.compute", "\"bf16\"", "'compute' is 'bf16'"},
-    {"layers.0.recipe.name", "\"delayed\"", "'name' is 'delayed'"},
-    {"layers.0.recipe.margin", "0", "unknown field 'margin'"},
-    {"layers.0.accumulation.fprop", "\"exact\"", "'fprop' is 'exact'"},
-    {"layers.0.buffers.0.name", "\"z\"", "no pass has a caller's tensor 'z'"},
-    {"layers.0.buffers.0.object", "\"caller2\"", "'object' is 'caller2'"},
-    {"layers.0.buffers.0.dtype", "\"e4m3\"", "another shape or dtype"},
-    {"layers.0.buffers.0.dtype", "\"none\"", "dtype is none"},
-    {"layers.0.buffers.0.part", "\"row\"", "'part' belongs to operands only"},
-    {"layers.0.buffers.0.rows", "40", "another shape or dtype"},
-    {"layers.0.buffers.0.rows", "{\"of\": \"K\"}", "'of' is a string, an integer is wanted"},
-    {"layers.0.buffers.0.rows", "{\"of\": \"M\", \"div\": 0}", "'div' is 0"},
-    {"layers.0.buffers.0.rows", "{\"of\": \"M\", \"mod\": 2}", "unknown field 'mod'"},
-    {"layers.0.buffers.0.cols", "1099511627777", "outside 1..1099511627776"},
-    {"layers.0.passes.wgrad", "[]", "the pass has no gemm"},
-    {"layers.0.passes.weight", "[]", "does not begin with the steps amax and quantize"},
-    {"layers.0.passes.other", "[]", "unknown field 'other'"},
-    {"layers.0.passes.fprop.0.kernel", "\"amax_int\"", "there is no kernel 'amax_int'"},
-    {"layers.0.passes.fprop.0.kernel", "\"quantize_bf16_e4m3\"", "implements 'quantize', not 'amax'"},
-    {"layers.0.passes.fprop.0.kernel", "\"amax_fp32\"", "the buffer has another dtype"},
-    {"layers.0.passes.fprop.0.args.source", "\"w\"", "this pass has no such tensor"},
-    {"layers.0.passes.fprop.0.args.source", "\"xx\"", "there is no buffer 'xx'"},
-    {"layers.0.passes.fprop.0.args.source", "\"x.ld\"", "'x.ld' is no pointer"},
-    {"layers.0.passes.fprop.0.args.source", "3", "a number is no pointer"},
-    {"layers.0.passes.fprop.0.args.source", "null", "it may not be null"},
-    {"layers.0.passes.fprop.0.args.rows", "null", "null is no integer"},
-    {"layers.0.passes.fprop.0.args.rows", "\"x\"", "'x' is no integer"},
-    {"layers.0.passes.fprop.0.args.rows", "\"x.width\"", "no value; buffers have .ld and .rows"},
-    {"layers.0.passes.fprop.0.args.rows", "true", "this is no argument"},
-    {"layers.0.passes.fprop.0.args.rows", "-4", "-4 is out of range"},
-    {"layers.0.passes.fprop.0.args.rows", "41", "smaller than what the step touches"},
-    {"layers.0.passes.fprop.0.args.cols", "73", "smaller than what the step touches"},
-    {"layers.0.passes.fprop.0.args.n_partials", "1025", "smaller than what the step touches"},
-    {"layers.0.passes.fprop.0.args.n_partials", "\"M\"", "beyond 32 bits"},
-    {"layers.0.passes.fprop.0.args.source_ld", "72", "not the ld of its buffer"},
-    {"layers.0.passes.fprop.0.args.rows", NULL, "args.rows: the argument is missing"},
-    {"layers.0.passes.fprop.0.args.colour", "1", "op 'amax' has no argument 'colour'"},
-    {"layers.0.passes.fprop.1.args.row_rows", "1", "smaller than what the step touches"},
-    {"layers.0.passes.fprop.1.args.row", "\"w_row\"", "does not fill that operand"},
-    {"layers.0.passes.fprop.2.args.a", "\"x_transposed\"", "not the copy that this pass reads"},
-    {"layers.0.passes.fprop.2.args.a", "\"dy_row\"", "this pass has no such operand"},
-    {"layers.0.passes.fprop.2.args.a_scales", "\"w_scales\"", "not the scales of a"},
-    {"layers.0.passes.fprop.2.args.depth", "129", "smaller than what the step touches"},
-    {"layers.0.passes.fprop.2.args.accumulate", "\"accumulate\"", "'accumulate' is null"},
-    {"layers.0.passes.fprop.2.a_dtype", "\"e5m2\"", "the buffer has another dtype"},
-    {"layers.0.passes.fprop.2.out_dtype", "\"fp32\"", "stores other dtypes"},
-    {"layers.0.passes.fprop.2.accumulation", "\"256\"", "'accumulation' is '256'"},
-    {"layers.0.passes.fprop.2.stage", "\"y\"", "'stage' names no workspace buffer"},
-    {"layers.0.passes.fprop.2.store.overwrite.stage_dtype", "\"fp32\"", "stores other dtypes"},
-    {"layers.0.passes.fprop.2.dispatch.0.backend", "\"generated\"", "'backend' is 'generated'"},
-    {"layers.0.passes.fprop.2.dispatch.0.min_tokens", "2", "'min_tokens' is 2"},
-    {"layers.0.passes.fprop.2.dispatch.0.max_tokens", "500", "'max_tokens' is 500"},
-    {"layers.0.passes.fprop.2.dispatch", "[]", "'dispatch' ends at 0 tokens, max_tokens is 300"},
-    {"layers.0.passes.wgrad.0.store.accumulate", "null", "'accumulate' is null"},
-    {"layers.0.dequantize.e5m2", NULL, "'e5m2' names no kernel"},
-    {"layers.0.dequantize.e5m2", "\"dequantize_e4m3\"", "does not turn e5m2 into fp32"},
-    {"layers.1.passes.fprop.2.stage_bias", "null", "there is no stage_bias"},
-    {"layers.1.passes.quantize_dy.1.args.dbias_partials", "null", "it is null, but dbias is not"},
+    { "format", "\"other\"", "'format' is not" },
+    { "format_version", "2", "format version 2, this libfp8 (0.1.0) reads version 1" },
+    { "format_version", NULL, "'format_version' is missing" },
+    { "extra", "1", "unknown field 'extra'" },
+    { "generator", "5", "'generator' is an integer, a string is wanted" },
+    { "model", NULL, "'model' is missing" },
+    { "spec_hash", NULL, "'spec_hash' is missing" },
+    { "tuning_hash", "7", "'tuning_hash' is an integer" },
+    { "mesh.tensor", "2", "mesh: 'tensor' is 2, outside 1..1" },
+    { "mesh.pipeline", "1", "mesh: unknown field 'pipeline'" },
+    { "rank", "1", "'rank' is 1" },
+    { "archs", "[1]", "archs[0] is not a string" },
+    { "archs", "[\"sm_90a\"]", "0 cubins for 1 archs" },
+    { "layers", "[]", "'layers' is empty" },
+    { "layers", "{}", "'layers' is an object, an array is wanted" },
+    { "kernels.0.op", "\"amin\"", "kernels[0]: 'op' is 'amin', which this version does not know" },
+    { "kernels.0.op", "\"gemm\"", "cuBLASLt only" },
+    { "kernels.0.name", "\"quantize_bf16_e4m3\"", "occurs twice" },
+    { "kernels.0.entry", NULL, "kernels[0]: 'entry' is missing" },
+    { "kernels.0.block", "0", "'block' is 0, outside 1..1024" },
+    { "kernels.0.block", "2.5", "'block' is a fraction" },
+    { "kernels.0.cluster", "17", "'cluster' is 17" },
+    { "kernels.0.shared_bytes", "-1", "'shared_bytes' is -1" },
+    { "kernels.0.args.0.name", "\"sources\"", "op 'amax' has no argument 'sources'" },
+    { "kernels.0.args.0.name", "\"rows\"", "is pointer, op 'amax' says int64" },
+    { "kernels.0.args.0.type", "\"int64\"", "argument 'source' is int64, op 'amax' says pointer" },
+    { "kernels.0.args.1", "{\"name\": \"source\", \"type\": \"pointer\"}",
+      "'source' occurs twice" },
+    { "kernels.0.args.1.size", "8", "kernels[0].args[1]: unknown field 'size'" },
+    { "kernels.0.grid.rule", "\"spiral\"", "grid: 'rule' is 'spiral'" },
+    { "kernels.0.grid.rows", "\"source\"", "no integer argument of op 'amax'" },
+    { "kernels.0.grid.tile_elements", "0", "'tile_elements' is 0" },
+    { "kernels.0.semantics.source_dtype", "\"fp16\"", "semantics: 'source_dtype' is 'fp16'" },
+    { "kernels.0.parameters", NULL, "'parameters' is missing" },
+    { "layers.0.name", "\"bias\"", "occurs twice" },
+    { "layers.0.in_features", "0", "layers[0]: 'in_features' is 0" },
+    { "layers.0.in_features", "73", "another shape or dtype" },
+    { "layers.0.max_tokens", "39", "'tokens' is 40, outside 1..39" },
+    { "layers.0.compute", "\"bf16\"", "'compute' is 'bf16'" },
+    { "layers.0.recipe.name", "\"delayed\"", "'name' is 'delayed'" },
+    { "layers.0.recipe.margin", "0", "unknown field 'margin'" },
+    { "layers.0.accumulation.fprop", "\"exact\"", "'fprop' is 'exact'" },
+    { "layers.0.buffers.0.name", "\"z\"", "no pass has a caller's tensor 'z'" },
+    { "layers.0.buffers.0.object", "\"caller2\"", "'object' is 'caller2'" },
+    { "layers.0.buffers.0.dtype", "\"e4m3\"", "another shape or dtype" },
+    { "layers.0.buffers.0.dtype", "\"none\"", "dtype is none" },
+    { "layers.0.buffers.0.part", "\"row\"", "'part' belongs to operands only" },
+    { "layers.0.buffers.0.rows", "40", "another shape or dtype" },
+    { "layers.0.buffers.0.rows", "{\"of\": \"K\"}", "'of' is a string, an integer is wanted" },
+    { "layers.0.buffers.0.rows", "{\"of\": \"M\", \"div\": 0}", "'div' is 0" },
+    { "layers.0.buffers.0.rows", "{\"of\": \"M\", \"mod\": 2}", "unknown field 'mod'" },
+    { "layers.0.buffers.0.cols", "1099511627777", "outside 1..1099511627776" },
+    { "layers.0.passes.wgrad", "[]", "the pass has no gemm" },
+    { "layers.0.passes.weight", "[]", "does not begin with the steps amax and quantize" },
+    { "layers.0.passes.other", "[]", "unknown field 'other'" },
+    { "layers.0.passes.fprop.0.kernel", "\"amax_int\"", "there is no kernel 'amax_int'" },
+    { "layers.0.passes.fprop.0.kernel", "\"quantize_bf16_e4m3\"",
+      "implements 'quantize', not 'amax'" },
+    { "layers.0.passes.fprop.0.kernel", "\"amax_fp32\"", "the buffer has another dtype" },
+    { "layers.0.passes.fprop.0.args.source", "\"w\"", "this pass has no such tensor" },
+    { "layers.0.passes.fprop.0.args.source", "\"xx\"", "there is no buffer 'xx'" },
+    { "layers.0.passes.fprop.0.args.source", "\"x.ld\"", "'x.ld' is no pointer" },
+    { "layers.0.passes.fprop.0.args.source", "3", "a number is no pointer" },
+    { "layers.0.passes.fprop.0.args.source", "null", "it may not be null" },
+    { "layers.0.passes.fprop.0.args.rows", "null", "null is no integer" },
+    { "layers.0.passes.fprop.0.args.rows", "\"x\"", "'x' is no integer" },
+    { "layers.0.passes.fprop.0.args.rows", "\"x.width\"", "no value; buffers have .ld and .rows" },
+    { "layers.0.passes.fprop.0.args.rows", "true", "this is no argument" },
+    { "layers.0.passes.fprop.0.args.rows", "-4", "-4 is out of range" },
+    { "layers.0.passes.fprop.0.args.rows", "41", "smaller than what the step touches" },
+    { "layers.0.passes.fprop.0.args.cols", "73", "smaller than what the step touches" },
+    { "layers.0.passes.fprop.0.args.n_partials", "1025", "smaller than what the step touches" },
+    { "layers.0.passes.fprop.0.args.n_partials", "\"M\"", "beyond 32 bits" },
+    { "layers.0.passes.fprop.0.args.source_ld", "72", "not the ld of its buffer" },
+    { "layers.0.passes.fprop.0.args.rows", NULL, "args.rows: the argument is missing" },
+    { "layers.0.passes.fprop.0.args.colour", "1", "op 'amax' has no argument 'colour'" },
+    { "layers.0.passes.fprop.1.args.row_rows", "1", "smaller than what the step touches" },
+    { "layers.0.passes.fprop.1.args.row", "\"w_row\"", "does not fill that operand" },
+    { "layers.0.passes.fprop.2.args.a", "\"x_transposed\"", "not the copy that this pass reads" },
+    { "layers.0.passes.fprop.2.args.a", "\"dy_row\"", "this pass has no such operand" },
+    { "layers.0.passes.fprop.2.args.a_scales", "\"w_scales\"", "not the scales of a" },
+    { "layers.0.passes.fprop.2.args.depth", "129", "smaller than what the step touches" },
+    { "layers.0.passes.fprop.2.args.accumulate", "\"accumulate\"", "'accumulate' is null" },
+    { "layers.0.passes.fprop.2.a_dtype", "\"e5m2\"", "the buffer has another dtype" },
+    { "layers.0.passes.fprop.2.out_dtype", "\"fp32\"", "stores other dtypes" },
+    { "layers.0.passes.fprop.2.accumulation", "\"256\"", "'accumulation' is '256'" },
+    { "layers.0.passes.fprop.2.stage", "\"y\"", "'stage' names no workspace buffer" },
+    { "layers.0.passes.fprop.2.store.overwrite.stage_dtype", "\"fp32\"", "stores other dtypes" },
+    { "layers.0.passes.fprop.2.dispatch.0.backend", "\"generated\"", "'backend' is 'generated'" },
+    { "layers.0.passes.fprop.2.dispatch.0.min_tokens", "2", "'min_tokens' is 2" },
+    { "layers.0.passes.fprop.2.dispatch.0.max_tokens", "500", "'max_tokens' is 500" },
+    { "layers.0.passes.fprop.2.dispatch", "[]", "'dispatch' ends at 0 tokens, max_tokens is 300" },
+    { "layers.0.passes.wgrad.0.store.accumulate", "null", "'accumulate' is null" },
+    { "layers.0.dequantize.e5m2", NULL, "'e5m2' names no kernel" },
+    { "layers.0.dequantize.e5m2", "\"dequantize_e4m3\"", "does not turn e5m2 into fp32" },
+    { "layers.1.passes.fprop.2.stage_bias", "null", "there is no stage_bias" },
+    { "layers.1.passes.quantize_dy.1.args.dbias_partials", "null", "it is null, but dbias is not" },
 };
 
 static void every_change_has_its_sentence(void **state)
@@ -212,8 +218,7 @@ static void every_change_has_its_sentence(void **state)
     for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
         const struct change *change = &changes[i];
         json_t *manifest = bundle_manifest();
-        json_t *value =
-            change->value ? json_loads(change->value, JSON_DECODE_ANY, NULL) : NULL;
+        json_t *value = change->value ? json_loads(change->value, JSON_DECODE_ANY, NULL) : NULL;
         assert_true(!change->value || value);
         bundle_set(manifest, change->path, value);
         fp8_status status = open_manifest(manifest, true);
@@ -231,14 +236,15 @@ static void every_change_has_its_sentence(void **state)
 static void parts_of_operands_must_be_laid_out_as_documented(void **state)
 {
     (void)state;
-    static const char *const paths[] = {"rows", "cols", "dtype", "part"};
+    static const char *const paths[] = { "rows", "cols", "dtype", "part" };
     json_t *whole = bundle_manifest();
     size_t index;
     json_t *buffer;
     json_array_foreach(bundle_at(whole, "layers.0.buffers"), index, buffer)
     {
         const char *object = json_string_value(json_object_get(buffer, "object"));
-        if (strcmp(object, "caller") == 0 || strcmp(object, "workspace") == 0) continue;
+        if (strcmp(object, "caller") == 0 || strcmp(object, "workspace") == 0)
+            continue;
         for (int i = 0; i < 4; i++) {
             char path[64];
             json_t *manifest = bundle_manifest();
@@ -248,8 +254,10 @@ static void parts_of_operands_must_be_laid_out_as_documented(void **state)
                        : i == 2 ? json_string("bf16")
                                 : json_string(index % 2 ? "scales" : "row"));
             fp8_status status = open_manifest(manifest, true);
-            if (status != FP8_OK) assert_int_equal(status, FP8_ERR_BUNDLE);
-            else assert_true(json_equal(manifest, whole)); /* the part was that already */
+            if (status != FP8_OK)
+                assert_int_equal(status, FP8_ERR_BUNDLE);
+            else
+                assert_true(json_equal(manifest, whole)); /* the part was that already */
             json_decref(manifest);
         }
         json_t *manifest = bundle_manifest();
@@ -279,7 +287,7 @@ static void a_truncated_manifest_is_refused(void **state)
     json_decref(manifest);
     size_t size;
     char *text = bundle_read_file(folder, FP8_BUNDLE_MANIFEST, &size);
-    for (size_t length = 0; length < size; length += length + 8 > size ? 1 : length / 16 + 1) {
+    for (size_t length = 0; length<size; length += length + 8> size ? 1 : length / 16 + 1) {
         fp8_bundle *bundle;
         bundle_write_file(folder, FP8_BUNDLE_MANIFEST, text, length);
         EXPECT_REFUSED(FP8_ERR_BUNDLE, "no valid JSON", fp8_bundle_open(host, folder, &bundle));
@@ -296,7 +304,7 @@ static void an_altered_byte_is_refused(void **state)
     size_t size;
     char *text = bundle_read_file(folder, FP8_BUNDLE_MANIFEST, &size);
     for (size_t at = 0; at < size; at += size / 100 + 1) {
-        static const char bits[] = {1, 4, 32, (char)128};
+        static const char bits[] = { 1, 4, 32, (char)128 };
         for (int i = 0; i < 4; i++) {
             fp8_bundle *bundle;
             text[at] ^= bits[i];
@@ -328,7 +336,8 @@ static void every_cubin_is_checked(void **state)
     json_t *kernel;
     json_array_foreach(bundle_at(manifest, "kernels"), index, kernel)
     {
-        if (index % 4 != 1) continue;
+        if (index % 4 != 1)
+            continue;
         const char *file = json_string_value(bundle_at(kernel, "cubins.1.file"));
         size_t size;
         fp8_bundle *bundle;
@@ -352,13 +361,13 @@ static void every_cubin_is_checked(void **state)
         free(data);
     }
     static const struct change cubins[] = {
-        {"kernels.0.cubins.0.file", "\"../x\"", "leads out of the bundle"},
-        {"kernels.0.cubins.0.file", "\"/etc/passwd\"", "leads out of the bundle"},
-        {"kernels.0.cubins.0.file", "\"\"", "leads out of the bundle"},
-        {"kernels.0.cubins.0.arch", "\"sm_80\"", "arch is 'sm_80', but archs[0] is 'sm_90a'"},
-        {"kernels.0.cubins.0.bytes", "0", "'bytes' is 0"},
-        {"kernels.0.cubins.1", NULL, "1 cubins for 2 archs"},
-        {"kernels.0.cubins.1.md5", "1", "unknown field 'md5'"},
+        { "kernels.0.cubins.0.file", "\"../x\"", "leads out of the bundle" },
+        { "kernels.0.cubins.0.file", "\"/etc/passwd\"", "leads out of the bundle" },
+        { "kernels.0.cubins.0.file", "\"\"", "leads out of the bundle" },
+        { "kernels.0.cubins.0.arch", "\"sm_80\"", "arch is 'sm_80', but archs[0] is 'sm_90a'" },
+        { "kernels.0.cubins.0.bytes", "0", "'bytes' is 0" },
+        { "kernels.0.cubins.1", NULL, "1 cubins for 2 archs" },
+        { "kernels.0.cubins.1.md5", "1", "unknown field 'md5'" },
     };
     for (size_t i = 0; i < sizeof cubins / sizeof cubins[0]; i++) {
         json_t *changed = json_deep_copy(manifest);
@@ -374,7 +383,8 @@ static fp8_status open_with_arch(fp8_context *context, const char *arch)
 {
     json_t *manifest = bundle_manifest();
     fp8_bundle *bundle;
-    if (arch) bundle_add_arch(manifest, folder, arch);
+    if (arch)
+        bundle_add_arch(manifest, folder, arch);
     bundle_seal(manifest);
     bundle_write(manifest, folder);
     json_decref(manifest);
@@ -391,7 +401,8 @@ static void a_gpu_takes_its_own_arch_only(void **state)
     fp8_context *context = bundle_context(0);
     EXPECT_OK(open_with_arch(context, "sm_90a"));
     EXPECT_OK(open_with_arch(context, "sm_90"));
-    EXPECT_REFUSED(FP8_ERR_ARCH, "kernels for sm_100a, but device 0", open_with_arch(context, "sm_100a"));
+    EXPECT_REFUSED(FP8_ERR_ARCH, "kernels for sm_100a, but device 0",
+                   open_with_arch(context, "sm_100a"));
     EXPECT_REFUSED(FP8_ERR_ARCH, "--arch sm_90a", open_with_arch(context, "sm_80"));
     EXPECT_REFUSED(FP8_ERR_ARCH, "kernels for no GPU", open_with_arch(context, NULL));
     EXPECT_OK(open_with_arch(host, "sm_80"));

@@ -23,10 +23,14 @@ static fp8_status create(struct objects *o, int32_t device, const char *folder)
     options.threads = 2;
     memset(o, 0, sizeof *o);
     fp8_status status = fp8_context_create(&options, &o->context);
-    if (status == FP8_OK) status = fp8_bundle_open(o->context, folder, &o->bundle);
-    if (status == FP8_OK) status = fp8_layer_create(o->bundle, "bias", &o->layer);
-    if (status == FP8_OK) status = fp8_event_create(o->context, &o->event);
-    if (status == FP8_OK) status = fp8_memory_alloc(o->context, 100, &o->memory);
+    if (status == FP8_OK)
+        status = fp8_bundle_open(o->context, folder, &o->bundle);
+    if (status == FP8_OK)
+        status = fp8_layer_create(o->bundle, "bias", &o->layer);
+    if (status == FP8_OK)
+        status = fp8_event_create(o->context, &o->event);
+    if (status == FP8_OK)
+        status = fp8_memory_alloc(o->context, 100, &o->memory);
     return status;
 }
 
@@ -107,8 +111,10 @@ static void reading_a_manifest(void **state)
         jansson_left = n;
         status = fp8_bundle_open(context, folder, &bundle);
         json_set_alloc_funcs(malloc, free);
-        if (status != FP8_OK) assert_true(status == FP8_ERR_MEMORY || status == FP8_ERR_BUNDLE);
-        if (jansson_left > 0) assert_int_equal(status, FP8_OK);
+        if (status != FP8_OK)
+            assert_true(status == FP8_ERR_MEMORY || status == FP8_ERR_BUNDLE);
+        if (jansson_left > 0)
+            assert_int_equal(status, FP8_OK);
         fp8_bundle_close(bundle);
     }
     fp8_context_destroy(context);
@@ -124,8 +130,10 @@ static void passes_allocate_nothing(void **state)
     struct objects o;
     EXPECT_OK(create(&o, FP8_DEVICE_HOST, folder));
     static uint16_t x[20 * 50], w[37 * 50], y[20 * 37], bias[37];
-    const fp8_tensor tx = {x, 20, 50, 50, FP8_DTYPE_BF16, 0}, tw = {w, 37, 50, 50, FP8_DTYPE_BF16, 0};
-    const fp8_tensor ty = {y, 20, 37, 37, FP8_DTYPE_BF16, 0}, tb = {bias, 1, 37, 37, FP8_DTYPE_BF16, 0};
+    const fp8_tensor tx = { x, 20, 50, 50, FP8_DTYPE_BF16, 0 },
+                     tw = { w, 37, 50, 50, FP8_DTYPE_BF16, 0 };
+    const fp8_tensor ty = { y, 20, 37, 37, FP8_DTYPE_BF16, 0 },
+                     tb = { bias, 1, 37, 37, FP8_DTYPE_BF16, 0 };
     fp8_operand weight = FP8_OPERAND_INIT;
     fp8_call call = FP8_CALL_INIT;
     EXPECT_OK(fp8_layer_bytes(o.layer, 20, FP8_BYTES_WORKSPACE, &call.workspace_bytes));

@@ -34,12 +34,14 @@ static json_t *at_place(const struct place *place)
 static bool step_down(json_t *node, struct place *place)
 {
     size_t size = json_is_object(node) ? json_object_size(node) : json_array_size(node);
-    if (size == 0) return false;
+    if (size == 0)
+        return false;
     size_t wanted = next(size);
-    *place = (struct place){.parent = node, .index = wanted};
+    *place = (struct place){ .parent = node, .index = wanted };
     if (json_is_object(node)) {
         void *iterator = json_object_iter(node);
-        while (wanted-- > 0) iterator = json_object_iter_next(node, iterator);
+        while (wanted-- > 0)
+            iterator = json_object_iter_next(node, iterator);
         place->key = json_object_iter_key(iterator);
     }
     return true;
@@ -47,22 +49,39 @@ static bool step_down(json_t *node, struct place *place)
 
 static struct place random_place(json_t *root)
 {
-    struct place place = {0};
+    struct place place = { 0 };
     json_t *node = root;
     while (step_down(node, &place)) {
         node = at_place(&place);
-        if (!json_is_object(node) && !json_is_array(node)) break;
-        if (next(12) == 0) break;
+        if (!json_is_object(node) && !json_is_array(node))
+            break;
+        if (next(12) == 0)
+            break;
     }
     return place;
 }
 
 static json_t *random_value(json_t *root, json_t *old)
 {
-    static const json_int_t numbers[] = {0, 1, -1, 2, 15, 16, 17, 127, 128, 129, 300, 301, 4096,
-                                         INT32_MAX, (json_int_t)1 << 40, INT64_MAX, INT64_MIN};
-    static const char *const words[] = {"M", "accumulate", "x", "x.ld", "x.rows", "w_row", "dy_transposed",
-                                        "amax_partials", "y_stage", "e4m3", "e5m2", "bf16", "fp32", "", "."};
+    static const json_int_t numbers[] = { 0,         1,        -1,   2,         15,
+                                          16,        17,       127,  128,       129,
+                                          300,       301,      4096, INT32_MAX, (json_int_t)1 << 40,
+                                          INT64_MAX, INT64_MIN };
+    static const char *const words[] = { "M",
+                                         "accumulate",
+                                         "x",
+                                         "x.ld",
+                                         "x.rows",
+                                         "w_row",
+                                         "dy_transposed",
+                                         "amax_partials",
+                                         "y_stage",
+                                         "e4m3",
+                                         "e5m2",
+                                         "bf16",
+                                         "fp32",
+                                         "",
+                                         "." };
     struct place other = random_place(root);
     switch (next(6)) {
     case 0:
@@ -72,8 +91,9 @@ static json_t *random_value(json_t *root, json_t *old)
     case 2:
         return json_null();
     case 3:
-        return json_is_integer(old) ? json_integer((json_int_t)((uint64_t)json_integer_value(old) + next(3) - 1))
-                                    : json_boolean(next(2));
+        return json_is_integer(old)
+                   ? json_integer((json_int_t)((uint64_t)json_integer_value(old) + next(3) - 1))
+                   : json_boolean(next(2));
     default:
         return json_deep_copy(at_place(&other));
     }
@@ -107,7 +127,9 @@ static void *block(int64_t bytes)
 
 static fp8_tensor tensor(int64_t rows, int64_t cols, fp8_dtype dtype)
 {
-    return (fp8_tensor){block(rows * cols * (int64_t)fp8_dtype_bytes(dtype)), rows, cols, cols, dtype, 0};
+    return (fp8_tensor){
+        block(rows * cols * (int64_t)fp8_dtype_bytes(dtype)), rows, cols, cols, dtype, 0
+    };
 }
 
 static fp8_operand operand(const fp8_layer *layer, int64_t tokens, fp8_bytes which)
@@ -125,7 +147,8 @@ static void run_layer(const fp8_layer *layer, const fp8_layer_info *info, int64_
     fp8_tensor y = tensor(m, n, info->y_dtype), dy = tensor(m, n, info->dy_dtype);
     fp8_tensor dx = tensor(m, k, info->dx_dtype), dw = tensor(n, k, info->dw_dtype);
     fp8_tensor bias = tensor(1, n, FP8_DTYPE_BF16);
-    fp8_operand weight = operand(layer, 0, FP8_BYTES_WEIGHT), saved = operand(layer, m, FP8_BYTES_SAVED);
+    fp8_operand weight = operand(layer, 0, FP8_BYTES_WEIGHT),
+                saved = operand(layer, m, FP8_BYTES_SAVED);
     fp8_operand grad = operand(layer, m, FP8_BYTES_GRAD);
     fp8_call call = FP8_CALL_INIT;
     EXPECT_OK(fp8_layer_bytes(layer, m, FP8_BYTES_WORKSPACE, &call.workspace_bytes));
@@ -141,8 +164,9 @@ static void run_layer(const fp8_layer *layer, const fp8_layer_info *info, int64_
     /* A plan may also name dtypes that the host has no op for. */
     if (fp8_weight_update(layer, &update) == FP8_OK && fp8_layer_fprop(layer, &fprop) == FP8_OK)
         (void)fp8_layer_backward(layer, &backward);
-    fp8_tensor *tensors[] = {&x, &w, &y, &dy, &dx, &dw, &bias};
-    for (int i = 0; i < 7; i++) free(tensors[i]->data);
+    fp8_tensor *tensors[] = { &x, &w, &y, &dy, &dx, &dw, &bias };
+    for (int i = 0; i < 7; i++)
+        free(tensors[i]->data);
     free(weight.data), free(saved.data), free(grad.data), free(call.workspace);
 }
 
@@ -151,12 +175,14 @@ static void try_layer(fp8_bundle *bundle, int32_t index)
     fp8_layer *layer;
     size_t bytes = 0;
     EXPECT_OK(fp8_layer_create(bundle, fp8_bundle_layer_name(bundle, index), &layer));
-    fp8_layer_info info = {.size = sizeof info};
+    fp8_layer_info info = { .size = sizeof info };
     EXPECT_OK(fp8_layer_describe(layer, &info));
     for (int64_t m = 0; m <= 130; m += 65) {
-        if (m > info.max_tokens) break;
+        if (m > info.max_tokens)
+            break;
         EXPECT_OK(fp8_layer_bytes(layer, m, FP8_BYTES_WORKSPACE, &bytes));
-        if (bytes > 1 << 24 || info.in_features * info.out_features > 1 << 20) break;
+        if (bytes > 1 << 24 || info.in_features * info.out_features > 1 << 20)
+            break;
         run_layer(layer, &info, m);
     }
     fp8_layer_destroy(layer);
@@ -175,14 +201,16 @@ static void changed_bundles_are_refused_or_run(void **state)
         json_t *manifest = bundle_manifest();
         fp8_bundle *bundle;
         seed = first + (uint64_t)i * 7919;
-        for (uint64_t changes = 1 + next(3); changes > 0; changes--) mutate(manifest);
+        for (uint64_t changes = 1 + next(3); changes > 0; changes--)
+            mutate(manifest);
         bundle_seal(manifest);
         bundle_write(manifest, folder);
         json_decref(manifest);
         fp8_status status = fp8_bundle_open(context, folder, &bundle);
         if (status == FP8_OK) {
             opened++;
-            for (int32_t j = 0; j < fp8_bundle_layer_count(bundle); j++) try_layer(bundle, j);
+            for (int32_t j = 0; j < fp8_bundle_layer_count(bundle); j++)
+                try_layer(bundle, j);
         } else {
             assert_int_equal(status, FP8_ERR_BUNDLE);
             assert_true(strlen(fp8_last_error()) > 20);
@@ -196,6 +224,6 @@ static void changed_bundles_are_refused_or_run(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(changed_bundles_are_refused_or_run)};
+    const struct CMUnitTest tests[] = { cmocka_unit_test(changed_bundles_are_refused_or_run) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

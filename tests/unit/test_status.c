@@ -56,8 +56,9 @@ static void the_sentence_is_of_this_thread(void **state)
 static void dtypes(void **state)
 {
     (void)state;
-    static const size_t bytes[] = {0, 1, 1, 2, 4, 4, 1, 0};
-    static const char *const names[] = {"none", "e4m3", "e5m2", "bf16", "fp32", "uint32", "uint8", "none"};
+    static const size_t bytes[] = { 0, 1, 1, 2, 4, 4, 1, 0 };
+    static const char *const names[] = { "none", "e4m3",   "e5m2",  "bf16",
+                                         "fp32", "uint32", "uint8", "none" };
     for (int i = 0; i < 8; i++) {
         assert_int_equal(fp8_dtype_bytes((fp8_dtype)i), bytes[i]);
         assert_string_equal(fp8_dtype_name((fp8_dtype)i), names[i]);
@@ -70,7 +71,7 @@ static void dtypes(void **state)
 static void operands_are_laid_out_as_documented(void **state)
 {
     (void)state;
-    static const int64_t sizes[] = {0, 1, 15, 16, 17, 127, 128, 129, 1000, 65536};
+    static const int64_t sizes[] = { 0, 1, 15, 16, 17, 127, 128, 129, 1000, 65536 };
     static _Alignas(256) unsigned char base[256];
     const int count = sizeof sizes / sizeof sizes[0];
     for (int i = 0; i < count * count * 4; i++) {
@@ -133,7 +134,7 @@ static void a_chosen_allocation_fails(void **state)
 static void dims_round_and_stop(void **state)
 {
     (void)state;
-    const struct fp8_dim dim = {.of_tokens = true, .div = 128, .pad = 4, .max = 10};
+    const struct fp8_dim dim = { .of_tokens = true, .div = 128, .pad = 4, .max = 10 };
     assert_int_equal(fp8_dim_at(&dim, 0), 0);
     assert_int_equal(fp8_dim_at(&dim, 1), 4);
     assert_int_equal(fp8_dim_at(&dim, 513), 8);

@@ -10,7 +10,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-static struct fake_lt state = {.offered = 3};
+static struct fake_lt state = { .offered = 3 };
 
 EXPORT struct fake_lt *fake_lt_state(void);
 struct fake_lt *fake_lt_state(void)
@@ -43,7 +43,8 @@ _Static_assert(sizeof(struct preference) <= sizeof(cublasLtMatmulPreferenceOpaqu
 EXPORT cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
 {
     *handle = malloc(16);
-    if (!*handle) return CUBLAS_STATUS_ALLOC_FAILED;
+    if (!*handle)
+        return CUBLAS_STATUS_ALLOC_FAILED;
     state.live++;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -73,7 +74,8 @@ EXPORT const char *cublasLtGetStatusName(cublasStatus_t status)
 }
 
 EXPORT cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t desc, size_t size,
-                                                      cublasComputeType_t compute, cudaDataType_t scale)
+                                                      cublasComputeType_t compute,
+                                                      cudaDataType_t scale)
 {
     if (size < sizeof(struct op) || compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F)
         return CUBLAS_STATUS_INVALID_VALUE;
@@ -92,19 +94,21 @@ EXPORT cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
         void *field;
         size_t size;
     } fields[] = {
-        {CUBLASLT_MATMUL_DESC_TRANSA, &op->a_op, 4},
-        {CUBLASLT_MATMUL_DESC_TRANSB, &op->b_op, 4},
-        {CUBLASLT_MATMUL_DESC_FAST_ACCUM, &op->fast, 1},
-        {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &op->a_scale, 8},
-        {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &op->b_scale, 8},
-        {CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &op->sms, 4},
-        {CUBLASLT_MATMUL_DESC_EPILOGUE, &op->epilogue, 4},
-        {CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &op->bias_type, 4},
-        {CUBLASLT_MATMUL_DESC_BIAS_POINTER, &op->bias, 8},
+        { CUBLASLT_MATMUL_DESC_TRANSA, &op->a_op, 4 },
+        { CUBLASLT_MATMUL_DESC_TRANSB, &op->b_op, 4 },
+        { CUBLASLT_MATMUL_DESC_FAST_ACCUM, &op->fast, 1 },
+        { CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &op->a_scale, 8 },
+        { CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &op->b_scale, 8 },
+        { CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &op->sms, 4 },
+        { CUBLASLT_MATMUL_DESC_EPILOGUE, &op->epilogue, 4 },
+        { CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &op->bias_type, 4 },
+        { CUBLASLT_MATMUL_DESC_BIAS_POINTER, &op->bias, 8 },
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        if (fields[i].attribute != attribute) continue;
-        if (fields[i].size != size) return CUBLAS_STATUS_INVALID_VALUE;
+        if (fields[i].attribute != attribute)
+            continue;
+        if (fields[i].size != size)
+            return CUBLAS_STATUS_INVALID_VALUE;
         memcpy(fields[i].field, value, size);
         return CUBLAS_STATUS_SUCCESS;
     }
@@ -112,12 +116,13 @@ EXPORT cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
 }
 
 EXPORT cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t layout, size_t size,
-                                                        cudaDataType type, uint64_t rows, uint64_t cols,
-                                                        int64_t ld)
+                                                        cudaDataType type, uint64_t rows,
+                                                        uint64_t cols, int64_t ld)
 {
-    if (size < sizeof(struct layout)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (size < sizeof(struct layout))
+        return CUBLAS_STATUS_INVALID_VALUE;
     memset(layout, 0, size);
-    *(struct layout *)layout = (struct layout){type, rows, cols, ld};
+    *(struct layout *)layout = (struct layout){ type, rows, cols, ld };
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -160,12 +165,13 @@ static bool shape_fits(const struct op *op, const struct layout *a, const struct
                        const struct layout *d)
 {
     int64_t element = bytes_of(d->type);
-    return op->a_op == CUBLAS_OP_T && op->b_op == CUBLAS_OP_N && is_fp8(a->type) && is_fp8(b->type) &&
-           !(a->type == CUDA_R_8F_E5M2 && b->type == CUDA_R_8F_E5M2) && !is_fp8(d->type) &&
-           a->rows == b->rows && a->cols == d->rows && b->cols == d->cols && a->rows > 0 &&
-           d->rows > 0 && d->cols > 0 && a->rows % 16 == 0 && a->ld % 16 == 0 && b->ld % 16 == 0 &&
-           a->ld >= (int64_t)a->rows && b->ld >= (int64_t)b->rows && d->ld >= (int64_t)d->rows &&
-           d->ld * element % 16 == 0 && (int64_t)d->rows * element % 16 == 0 &&
+    return op->a_op == CUBLAS_OP_T && op->b_op == CUBLAS_OP_N && is_fp8(a->type) &&
+           is_fp8(b->type) && !(a->type == CUDA_R_8F_E5M2 && b->type == CUDA_R_8F_E5M2) &&
+           !is_fp8(d->type) && a->rows == b->rows && a->cols == d->rows && b->cols == d->cols &&
+           a->rows > 0 && d->rows > 0 && d->cols > 0 && a->rows % 16 == 0 && a->ld % 16 == 0 &&
+           b->ld % 16 == 0 && a->ld >= (int64_t)a->rows && b->ld >= (int64_t)b->rows &&
+           d->ld >= (int64_t)d->rows && d->ld * element % 16 == 0 &&
+           (int64_t)d->rows * element % 16 == 0 &&
            (op->epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
             (op->epilogue == CUBLASLT_EPILOGUE_BIAS && op->bias_type == CUDA_R_16BF));
 }
@@ -176,9 +182,10 @@ static bool aligned(const void *pointer, uintptr_t to)
 }
 
 EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t handle, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-    cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int most,
-    cublasLtMatmulHeuristicResult_t results[], int *found)
+    cublasLtHandle_t handle, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
+    cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+    cublasLtMatmulPreference_t preference, int most, cublasLtMatmulHeuristicResult_t results[],
+    int *found)
 {
     const struct preference *p = (const struct preference *)preference;
     *found = 0;
@@ -186,9 +193,11 @@ EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     if (!handle || c != d || p->reduction != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
         return CUBLAS_STATUS_INVALID_VALUE;
     for (int i = 0; i < 4; i++) {
-        if (p->alignment[i] < 16) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (p->alignment[i] < 16)
+            return CUBLAS_STATUS_NOT_SUPPORTED;
     }
-    if (state.no_algorithm || (state.no_bias && ((struct op *)op)->epilogue == CUBLASLT_EPILOGUE_BIAS) ||
+    if (state.no_algorithm ||
+        (state.no_bias && ((struct op *)op)->epilogue == CUBLASLT_EPILOGUE_BIAS) ||
         !shape_fits((struct op *)op, (struct layout *)a, (struct layout *)b, (struct layout *)d))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     for (int i = 0; i < state.offered && i < most; i++) {
@@ -201,12 +210,13 @@ EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     return CUBLAS_STATUS_SUCCESS;
 }
 
-EXPORT cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
-                                                           cublasLtMatmulAlgoConfigAttributes_t attribute,
-                                                           void *value, size_t size, size_t *written)
+EXPORT cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(
+    const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t attribute, void *value,
+    size_t size, size_t *written)
 {
     memset(value, 0, size);
-    if (attribute == CUBLASLT_ALGO_CONFIG_ID) *(int32_t *)value = (int32_t)algo->data[0];
+    if (attribute == CUBLASLT_ALGO_CONFIG_ID)
+        *(int32_t *)value = (int32_t)algo->data[0];
     *written = size;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -217,24 +227,25 @@ static cublasStatus_t refuse(int64_t *counter)
     return CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-EXPORT cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
-                                     const void *alpha, const void *a, cublasLtMatrixLayout_t a_desc,
-                                     const void *b, cublasLtMatrixLayout_t b_desc, const void *beta,
-                                     const void *c, cublasLtMatrixLayout_t c_desc, void *d,
-                                     cublasLtMatrixLayout_t d_desc, const cublasLtMatmulAlgo_t *algo,
-                                     void *workspace, size_t workspace_bytes, cudaStream_t stream)
+EXPORT cublasStatus_t cublasLtMatmul(
+    cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *a,
+    cublasLtMatrixLayout_t a_desc, const void *b, cublasLtMatrixLayout_t b_desc, const void *beta,
+    const void *c, cublasLtMatrixLayout_t c_desc, void *d, cublasLtMatrixLayout_t d_desc,
+    const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     const struct op *op = (const struct op *)desc;
     const struct layout *la = (struct layout *)a_desc, *lb = (struct layout *)b_desc;
     const struct layout *ld = (struct layout *)d_desc;
     bool bias = op->epilogue == CUBLASLT_EPILOGUE_BIAS;
     (void)stream;
-    if (!handle || !algo || *(const float *)alpha != 1.0f) return CUBLAS_STATUS_INVALID_VALUE;
-    if (!shape_fits(op, la, lb, ld) || !aligned(a, 16) || !aligned(b, 16) || !aligned(d, 16) || c != d ||
-        c_desc != d_desc || !aligned(op->a_scale, 16) || !aligned(op->b_scale, 16) ||
+    if (!handle || !algo || *(const float *)alpha != 1.0f)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (!shape_fits(op, la, lb, ld) || !aligned(a, 16) || !aligned(b, 16) || !aligned(d, 16) ||
+        c != d || c_desc != d_desc || !aligned(op->a_scale, 16) || !aligned(op->b_scale, 16) ||
         (bias && !aligned(op->bias, 16)) || !aligned(workspace, 256) || workspace_bytes < 1024)
         return refuse(&state.rules);
-    if ((int)algo->data[0] < state.refusing) return refuse(&state.refusals);
+    if ((int)algo->data[0] < state.refusing)
+        return refuse(&state.refusals);
     const struct fake_product product = {
         .a_type = la->type,
         .b_type = lb->type,
@@ -257,6 +268,7 @@ EXPORT cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     };
     __atomic_add_fetch(&state.products, 1, __ATOMIC_RELAXED);
     state.last_algorithm = (int)algo->data[0];
-    if (state.multiply) state.multiply(&product);
+    if (state.multiply)
+        state.multiply(&product);
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -11,7 +11,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
-static struct fake_cuda state = {.device_count = 1, .major = 9, .minor = 0};
+static struct fake_cuda state = { .device_count = 1, .major = 9, .minor = 0 };
 static int primary; /* its address is the primary context */
 static _Thread_local CUcontext stack[8];
 static _Thread_local int height;
@@ -30,19 +30,22 @@ static bool fails(void)
 
 #define MAY_FAIL()                                                                                 \
     do {                                                                                           \
-        if (fails()) return (CUresult)state.fail_code;                                             \
+        if (fails())                                                                               \
+            return (CUresult)state.fail_code;                                                      \
     } while (0)
 
 static bool is_current(void)
 {
-    if (height > 0 && stack[height - 1] == (CUcontext)(void *)&primary) return true;
+    if (height > 0 && stack[height - 1] == (CUcontext)(void *)&primary)
+        return true;
     __atomic_add_fetch(&state.misuse, 1, __ATOMIC_RELAXED);
     return false;
 }
 
 #define NEEDS_CONTEXT()                                                                            \
     do {                                                                                           \
-        if (!is_current()) return CUDA_ERROR_INVALID_CONTEXT;                                      \
+        if (!is_current())                                                                         \
+            return CUDA_ERROR_INVALID_CONTEXT;                                                     \
     } while (0)
 
 static void count(int64_t *counter, int64_t by)
@@ -135,7 +138,8 @@ CUresult fake_total(size_t *bytes, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult fake_retain(CUcontext *context, CUdevice device) __asm__("cuDevicePrimaryCtxRetain");
+EXPORT CUresult fake_retain(CUcontext *context,
+                            CUdevice device) __asm__("cuDevicePrimaryCtxRetain");
 CUresult fake_retain(CUcontext *context, CUdevice device)
 {
     (void)device;
@@ -164,7 +168,8 @@ EXPORT CUresult fake_push(CUcontext context) __asm__("cuCtxPushCurrent_v2");
 CUresult fake_push(CUcontext context)
 {
     MAY_FAIL();
-    if (height == 8) return CUDA_ERROR_INVALID_CONTEXT;
+    if (height == 8)
+        return CUDA_ERROR_INVALID_CONTEXT;
     stack[height++] = context;
     count(&state.depth, 1);
     return CUDA_SUCCESS;
@@ -173,7 +178,8 @@ CUresult fake_push(CUcontext context)
 EXPORT CUresult fake_pop(CUcontext *context) __asm__("cuCtxPopCurrent_v2");
 CUresult fake_pop(CUcontext *context)
 {
-    if (height == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    if (height == 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
     *context = stack[--height];
     count(&state.depth, -1);
     return CUDA_SUCCESS;
@@ -191,9 +197,11 @@ CUresult fake_load(CUmodule *module, const void *image)
 {
     MAY_FAIL();
     NEEDS_CONTEXT();
-    if (strncmp(image, "fake cubin", 10) != 0) return CUDA_ERROR_INVALID_IMAGE;
+    if (strncmp(image, "fake cubin", 10) != 0)
+        return CUDA_ERROR_INVALID_IMAGE;
     *module = calloc(1, sizeof(struct module));
-    if (!*module) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!*module)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     count(&state.live, 1);
     return CUDA_SUCCESS;
 }
@@ -203,7 +211,8 @@ CUresult fake_unload(CUmodule module)
 {
     NEEDS_CONTEXT();
     struct module *loaded = (struct module *)module;
-    for (int i = 0; i < loaded->count; i++) free(loaded->names[i]);
+    for (int i = 0; i < loaded->count; i++)
+        free(loaded->names[i]);
     free(loaded);
     count(&state.live, -1);
     return CUDA_SUCCESS;
@@ -215,7 +224,8 @@ CUresult fake_function(CUfunction *function, CUmodule module, const char *name)
 {
     MAY_FAIL();
     struct module *loaded = (struct module *)module;
-    if (loaded->count == 4) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (loaded->count == 4)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     char *copy = loaded->names[loaded->count++] = strdup(name);
     *function = (CUfunction)(void *)copy;
     return CUDA_SUCCESS;
@@ -242,7 +252,8 @@ EXPORT CUresult fake_param_info(CUfunction function, size_t index, size_t *offse
                                 size_t *size) __asm__("cuFuncGetParamInfo");
 CUresult fake_param_info(CUfunction function, size_t index, size_t *offset, size_t *size)
 {
-    if (!state.parameter) return CUDA_ERROR_NOT_SUPPORTED;
+    if (!state.parameter)
+        return CUDA_ERROR_NOT_SUPPORTED;
     *offset = index * 8;
     *size = state.parameter((const char *)function, index);
     return *size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -259,12 +270,13 @@ CUresult fake_launch_kernel(CUfunction function, unsigned gx, unsigned gy, unsig
     (void)shared, (void)stream;
     MAY_FAIL();
     NEEDS_CONTEXT();
-    if (gx == 0 || gx > INT32_MAX || gy != 1 || gz != 1 || bx == 0 || bx > 1024 || by != 1 || bz != 1 ||
-        extra)
+    if (gx == 0 || gx > INT32_MAX || gy != 1 || gz != 1 || bx == 0 || bx > 1024 || by != 1 ||
+        bz != 1 || extra)
         return CUDA_ERROR_INVALID_VALUE;
     count(&state.launches, 1);
     state.last_grid = gx;
-    if (state.launch) state.launch((const char *)function, gx, bx, parameters);
+    if (state.launch)
+        state.launch((const char *)function, gx, bx, parameters);
     return CUDA_SUCCESS;
 }
 
@@ -289,8 +301,10 @@ CUresult fake_alloc(CUdeviceptr *pointer, size_t bytes)
     void *memory = NULL;
     MAY_FAIL();
     NEEDS_CONTEXT();
-    if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (posix_memalign(&memory, 256, bytes) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (bytes == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (posix_memalign(&memory, 256, bytes) != 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     count(&state.live, 1);
     *pointer = (CUdeviceptr)(uintptr_t)memory;
     return CUDA_SUCCESS;
@@ -336,9 +350,11 @@ CUresult fake_set32(CUdeviceptr target, unsigned value, size_t words, CUstream s
     (void)stream;
     MAY_FAIL();
     NEEDS_CONTEXT();
-    if (target % 4) return CUDA_ERROR_INVALID_VALUE;
+    if (target % 4)
+        return CUDA_ERROR_INVALID_VALUE;
     count(&state.memsets, 1);
-    for (size_t i = 0; i < words; i++) ((unsigned *)(uintptr_t)target)[i] = value;
+    for (size_t i = 0; i < words; i++)
+        ((unsigned *)(uintptr_t)target)[i] = value;
     return CUDA_SUCCESS;
 }
 
@@ -350,7 +366,8 @@ CUresult fake_set2d(CUdeviceptr target, size_t pitch, unsigned char value, size_
     (void)stream;
     MAY_FAIL();
     NEEDS_CONTEXT();
-    if (pitch < width || pitch > INT32_MAX) return CUDA_ERROR_INVALID_VALUE;
+    if (pitch < width || pitch > INT32_MAX)
+        return CUDA_ERROR_INVALID_VALUE;
     count(&state.memsets, 1);
     for (size_t i = 0; i < height_; i++)
         memset((char *)(uintptr_t)target + i * pitch, value, width);
@@ -364,7 +381,8 @@ static CUresult make(void **object)
     MAY_FAIL();
     NEEDS_CONTEXT();
     *object = calloc(1, 16);
-    if (!*object) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!*object)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     count(&state.live, 1);
     return CUDA_SUCCESS;
 }
@@ -429,8 +447,8 @@ CUresult fake_event_synchronize(CUevent event)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult fake_elapsed(float *milliseconds, CUevent start, CUevent end)
-    __asm__("cuEventElapsedTime");
+EXPORT CUresult fake_elapsed(float *milliseconds, CUevent start,
+                             CUevent end) __asm__("cuEventElapsedTime");
 CUresult fake_elapsed(float *milliseconds, CUevent start, CUevent end)
 {
     (void)start, (void)end;

@@ -24,15 +24,15 @@ typedef size_t (*fake_parameter)(const char *entry, size_t index);
 
 struct fake_cuda {
     fake_launch launch;
-    int device_count;  /* 1 */
-    int major, minor;  /* 9, 0 */
-    int64_t fail_at;   /* the call of this number fails (calls are counted from 1), 0 = none */
-    int fail_code;     /* a CUresult */
-    int64_t calls;     /* of functions that may fail */
+    int device_count; /* 1 */
+    int major, minor; /* 9, 0 */
+    int64_t fail_at;  /* the call of this number fails (calls are counted from 1), 0 = none */
+    int fail_code;    /* a CUresult */
+    int64_t calls;    /* of functions that may fail */
     int64_t launches, memsets, copies;
-    int64_t live;      /* modules, streams, events, allocations and retained contexts */
-    int64_t misuse;    /* launches, fills and copies without the right current context */
-    int64_t depth;     /* pushed and not popped */
+    int64_t live;   /* modules, streams, events, allocations and retained contexts */
+    int64_t misuse; /* launches, fills and copies without the right current context */
+    int64_t depth;  /* pushed and not popped */
     fake_parameter parameter;
     unsigned last_grid;
 };
@@ -57,7 +57,7 @@ struct fake_lt {
     bool no_bias;      /* no algorithm takes a bias */
     bool no_algorithm; /* queries give none */
     int64_t queries, products, refusals;
-    int64_t rules;     /* products refused because they break a rule of cuBLASLt */
+    int64_t rules; /* products refused because they break a rule of cuBLASLt */
     int last_algorithm;
     int live; /* handles */
 };

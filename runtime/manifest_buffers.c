@@ -1,0 +1,235 @@
+/*
+ * manifest_buffers.c - the buffers of one layer record: extents, dtypes, and what a layer must have.
+ *
+ * In: the JSON array. Out: buffers in the plan, and where each caller's tensor and each part of an operand is.
+ * The caller's tensors must have the shapes that the layer's numbers give, operands the layout that fp8.h
+ * documents: what follows computes addresses from those numbers.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/json_read.h"
+
+const char *const fp8_slot_names[FP8_SLOT_COUNT] = { "x",  "w",  "bias",  "y",        "dy",
+                                                     "dx", "dw", "dbias", "found_inf" };
+const char *const fp8_part_names[FP8_PART_COUNT] = { "scales", "row", "transposed" };
+
+static const int64_t extent_limit = FP8_MANIFEST_EXTENT_LIMIT;
+static const int64_t memory_limit = (int64_t)1 << 60; /* of one buffer */
+
+static fp8_status read_dim(struct fp8_reader *reader, const json_t *record, const char *key,
+                           struct fp8_dim *dim)
+{
+    static const char *const keys[] = { "of", "div", "pad", "max", NULL };
+    const json_t *value = json_object_get(record, key);
+    *dim = (struct fp8_dim){ .div = 1, .pad = 1, .max = INT64_MAX };
+    if (json_is_integer(value))
+        return fp8_read_integer(reader, record, key, 1, extent_limit, &dim->of);
+    size_t mark = fp8_read_enter(reader, "%s", key);
+    FP8_TRY(fp8_read_keys(reader, value, keys));
+    const char *text = json_string_value(json_object_get(value, "of"));
+    dim->of_tokens = text && strcmp(text, "M") == 0;
+    if (!dim->of_tokens)
+        FP8_TRY(fp8_read_integer(reader, value, "of", 1, extent_limit, &dim->of));
+    if (json_object_get(value, "div"))
+        FP8_TRY(fp8_read_integer(reader, value, "div", 1, extent_limit, &dim->div));
+    if (json_object_get(value, "pad"))
+        FP8_TRY(fp8_read_integer(reader, value, "pad", 1, extent_limit, &dim->pad));
+    if (json_object_get(value, "max"))
+        FP8_TRY(fp8_read_integer(reader, value, "max", 1, extent_limit, &dim->max));
+    fp8_read_leave(reader, mark);
+    return FP8_OK;
+}
+
+int fp8_manifest_find_buffer(const struct fp8_layer_plan *plan, const char *name, size_t length)
+{
+    for (int i = 0; i < plan->buffer_count; i++) {
+        if (strlen(plan->buffers[i].name) == length &&
+            memcmp(plan->buffers[i].name, name, length) == 0)
+            return i;
+    }
+    return -1;
+}
+
+static fp8_status register_slot(struct fp8_reader *reader, struct fp8_layer_plan *plan, int index)
+{
+    struct fp8_buffer *buffer = &plan->buffers[index];
+    for (int slot = 0; slot < FP8_SLOT_COUNT; slot++) {
+        if (strcmp(buffer->name, fp8_slot_names[slot]) != 0)
+            continue;
+        buffer->slot = (enum fp8_slot)slot;
+        plan->slots[slot] = (int8_t)index;
+        return FP8_OK;
+    }
+    return fp8_read_bad(reader, "no pass has a caller's tensor '%.100s'", buffer->name);
+}
+
+static fp8_status register_part(struct fp8_reader *reader, const json_t *record,
+                                struct fp8_layer_plan *plan, int index)
+{
+    struct fp8_buffer *buffer = &plan->buffers[index];
+    int part = 0;
+    FP8_TRY(fp8_read_word(reader, record, "part", fp8_part_names, FP8_PART_COUNT, &part));
+    buffer->part = (enum fp8_part)part;
+    int8_t *place = &plan->parts[buffer->role][part];
+    if (*place >= 0)
+        return fp8_read_bad(reader, "two buffers are the part '%s' of %s", fp8_part_names[part],
+                            fp8_role_names[buffer->role]);
+    *place = (int8_t)index;
+    return FP8_OK;
+}
+
+static fp8_status read_buffer(struct fp8_reader *reader, const json_t *record,
+                              struct fp8_layer_plan *plan)
+{
+    static const char *const keys[] = { "name", "object", "part", "dtype", "rows", "cols", NULL };
+    static const char *const objects[] = { "caller", "x", "w", "dy", "workspace" };
+    int index = plan->buffer_count, object = 0;
+    struct fp8_buffer *buffer = &plan->buffers[index];
+    FP8_TRY(fp8_read_keys(reader, record, keys));
+    FP8_TRY(fp8_read_string(reader, record, "name", &buffer->name));
+    if (fp8_manifest_find_buffer(plan, buffer->name, strlen(buffer->name)) >= 0)
+        return fp8_read_bad(reader, "the name '%.100s' occurs twice", buffer->name);
+    FP8_TRY(fp8_read_word(reader, record, "object", objects, 5, &object));
+    FP8_TRY(fp8_read_dtype(reader, record, "dtype", &buffer->dtype));
+    if (buffer->dtype == FP8_DTYPE_NONE)
+        return fp8_read_bad(reader, "dtype is none");
+    FP8_TRY(read_dim(reader, record, "rows", &buffer->rows));
+    FP8_TRY(read_dim(reader, record, "cols", &buffer->cols));
+    int64_t bytes;
+    if (__builtin_mul_overflow(fp8_dim_at(&buffer->rows, plan->max_tokens),
+                               fp8_dim_at(&buffer->cols, plan->max_tokens) * 4, &bytes) ||
+        bytes > memory_limit)
+        return fp8_read_bad(reader, "buffer '%.100s' is beyond 2^60 bytes", buffer->name);
+    plan->buffer_count++;
+    if (object != 1 && object != 2 && object != 3 && json_object_get(record, "part"))
+        return fp8_read_bad(reader, "'part' belongs to operands only");
+    switch (object) {
+    case 0:
+        buffer->object = FP8_OBJECT_CALLER;
+        return register_slot(reader, plan, index);
+    case 4:
+        buffer->object = FP8_OBJECT_WORKSPACE;
+        return FP8_OK;
+    default:
+        buffer->object = FP8_OBJECT_OPERAND;
+        buffer->role = (fp8_role)object;
+        return register_part(reader, record, plan, index);
+    }
+}
+
+/* A dim of the given extent (M if of_tokens), padded to `pad` and nothing else. */
+static bool dim_is(const struct fp8_dim *dim, bool of_tokens, int64_t of, int64_t pad)
+{
+    if (of_tokens)
+        return dim->of_tokens && dim->div == 1 && dim->pad == pad && dim->max == INT64_MAX;
+    return !dim->of_tokens && fp8_dim_at(dim, 0) == fp8_round_up(of, pad);
+}
+
+/* The extents of a role's tensor: x[M,K], w[N,K], dy[M,N]. */
+struct extents {
+    bool rows_are_tokens;
+    int64_t rows;
+    int64_t cols;
+};
+
+static struct extents extents_of(const struct fp8_layer_plan *plan, fp8_role role)
+{
+    return (struct extents){
+        .rows_are_tokens = role != FP8_ROLE_W,
+        .rows = plan->out_features,
+        .cols = role == FP8_ROLE_DY ? plan->out_features : plan->in_features,
+    };
+}
+
+static fp8_status check_operand_buffers(struct fp8_reader *reader, struct fp8_layer_plan *plan,
+                                        fp8_role role)
+{
+    const struct extents e = extents_of(plan, role);
+    for (int part = 0; part < FP8_PART_COUNT; part++) {
+        if (plan->parts[role][part] < 0)
+            return fp8_read_bad(reader, "operand %s has no part '%s'", fp8_role_names[role],
+                                fp8_part_names[part]);
+    }
+    const struct fp8_buffer *scales = &plan->buffers[plan->parts[role][FP8_PART_SCALES]];
+    const struct fp8_buffer *row = &plan->buffers[plan->parts[role][FP8_PART_ROW]];
+    const struct fp8_buffer *transposed = &plan->buffers[plan->parts[role][FP8_PART_TRANSPOSED]];
+    bool fits = scales->dtype == FP8_DTYPE_FP32 && dim_is(&scales->rows, false, 1, 1) &&
+                dim_is(&scales->cols, false, FP8_SCALES_COUNT, 1) &&
+                dim_is(&row->rows, e.rows_are_tokens, e.rows, FP8_PAD_ROWS) &&
+                dim_is(&row->cols, false, e.cols, FP8_PAD_LD) &&
+                dim_is(&transposed->rows, false, e.cols, FP8_PAD_ROWS) &&
+                dim_is(&transposed->cols, e.rows_are_tokens, e.rows, FP8_PAD_LD);
+    if (!fits)
+        return fp8_read_bad(reader, "the parts of operand %s are not laid out as fp8.h says",
+                            fp8_role_names[role]);
+    plan->formats[role] = row->dtype;
+    if (row->dtype != transposed->dtype ||
+        (row->dtype != FP8_DTYPE_E4M3 && row->dtype != FP8_DTYPE_E5M2))
+        return fp8_read_bad(reader, "the copies of operand %s are not both e4m3 or both e5m2",
+                            fp8_role_names[role]);
+    return FP8_OK;
+}
+
+static fp8_status check_caller_buffers(struct fp8_reader *reader, const struct fp8_layer_plan *plan)
+{
+    static const struct {
+        bool optional, tokens, cols_are_n, is_float;
+        int64_t rows; /* 0: N */
+    } wanted[FP8_SLOT_COUNT] = {
+        [FP8_SLOT_X] = { false, true, false, true, 0 },
+        [FP8_SLOT_W] = { false, false, false, true, 0 },
+        [FP8_SLOT_BIAS] = { true, false, true, true, 1 },
+        [FP8_SLOT_Y] = { false, true, true, true, 0 },
+        [FP8_SLOT_DY] = { false, true, true, true, 0 },
+        [FP8_SLOT_DX] = { false, true, false, true, 0 },
+        [FP8_SLOT_DW] = { false, false, false, true, 0 },
+        [FP8_SLOT_DBIAS] = { true, false, true, true, 1 },
+        [FP8_SLOT_FOUND_INF] = { false, false, false, false, 1 },
+    };
+    for (int slot = 0; slot < FP8_SLOT_COUNT; slot++) {
+        if (plan->slots[slot] < 0) {
+            if (wanted[slot].optional && !(plan->has_bias && slot == FP8_SLOT_BIAS))
+                continue;
+            return fp8_read_bad(reader, "there is no caller's tensor '%s'", fp8_slot_names[slot]);
+        }
+        const struct fp8_buffer *buffer = &plan->buffers[plan->slots[slot]];
+        int64_t rows = wanted[slot].rows ? wanted[slot].rows : plan->out_features;
+        int64_t cols = slot == FP8_SLOT_FOUND_INF ? 1
+                       : wanted[slot].cols_are_n  ? plan->out_features
+                                                  : plan->in_features;
+        bool is_float = buffer->dtype == FP8_DTYPE_BF16 || buffer->dtype == FP8_DTYPE_FP32;
+        if (!dim_is(&buffer->rows, wanted[slot].tokens, rows, 1) ||
+            !dim_is(&buffer->cols, false, cols, 1) ||
+            !(wanted[slot].is_float ? is_float : buffer->dtype == FP8_DTYPE_UINT32))
+            return fp8_read_bad(reader,
+                                "the caller's tensor '%s' has another shape or dtype than its "
+                                "layer",
+                                fp8_slot_names[slot]);
+    }
+    if (plan->slots[FP8_SLOT_DBIAS] >= 0 &&
+        plan->buffers[plan->slots[FP8_SLOT_DBIAS]].dtype != FP8_DTYPE_FP32)
+        return fp8_read_bad(reader, "dbias is not fp32");
+    if (plan->slots[FP8_SLOT_BIAS] >= 0 &&
+        plan->buffers[plan->slots[FP8_SLOT_BIAS]].dtype != FP8_DTYPE_BF16)
+        return fp8_read_bad(reader, "bias is not bf16");
+    return FP8_OK;
+}
+
+fp8_status fp8_manifest_buffers(struct fp8_reader *reader, const json_t *record,
+                                struct fp8_layer_plan *plan)
+{
+    const json_t *array;
+    memset(plan->slots, -1, sizeof plan->slots);
+    memset(plan->parts, -1, sizeof plan->parts);
+    FP8_TRY(fp8_read_array(reader, record, "buffers", FP8_MAX_BUFFERS, &array));
+    for (size_t i = 0; i < json_array_size(array); i++) {
+        size_t mark = fp8_read_enter(reader, "buffers[%zu]", i);
+        FP8_TRY(read_buffer(reader, json_array_get(array, i), plan));
+        fp8_read_leave(reader, mark);
+    }
+    FP8_TRY(check_operand_buffers(reader, plan, FP8_ROLE_X));
+    FP8_TRY(check_operand_buffers(reader, plan, FP8_ROLE_W));
+    FP8_TRY(check_operand_buffers(reader, plan, FP8_ROLE_DY));
+    return check_caller_buffers(reader, plan);
+}
