@@ -244,7 +244,7 @@ struct rig_product {
     const struct rig_tensor *bias;   /* or NULL */
     const struct rig_tensor *out;    /* pulled */
     const unsigned char *before;     /* image of out before accumulation, or NULL */
-    bool fast, centred;
+    bool fast, centred, level;       /* as of the case */
 };
 
 /* Frobenius error over all elements, or a sample of them where they are many, and every element by

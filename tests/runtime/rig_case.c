@@ -208,6 +208,7 @@ static void check_products(struct rig_case *c, const struct rig_quantized *x,
         .out = &c->tensor[RIG_Y],
         .fast = !spec->fprop_split,
         .centred = c->centred,
+        .level = c->level,
     };
     struct rig_product dgrad = {
         .name = "dx = dy w",
@@ -217,6 +218,7 @@ static void check_products(struct rig_case *c, const struct rig_quantized *x,
         .out = &c->tensor[RIG_DX],
         .fast = spec->dgrad_fast,
         .centred = c->centred,
+        .level = c->level,
     };
     struct rig_product wgrad = {
         .name = "dw = dy^T x",
@@ -228,6 +230,7 @@ static void check_products(struct rig_case *c, const struct rig_quantized *x,
         .before = c->accumulate ? c->before[RIG_DW] : NULL,
         .fast = spec->wgrad_fast,
         .centred = c->centred,
+        .level = c->level,
     };
     c->error[0] = rig_check_product(&fprop);
     c->error[1] = rig_check_product(&dgrad);

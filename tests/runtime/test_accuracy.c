@@ -41,7 +41,7 @@ static struct rig_spec spec_of(const struct mode *mode, int64_t out_features, in
     };
 }
 
-/* Three shapes a depth; sides of 64 keep the samples above 2,000 elements. */
+/* Three shapes a depth; sides of 64 keep the samples above 1,000 elements. */
 static void error_does_not_grow_with_depth(void **state)
 {
     (void)state;

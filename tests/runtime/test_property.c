@@ -26,9 +26,9 @@ static fp8_dtype random_dtype(void)
 static struct rig_spec random_spec(void)
 {
     struct rig_spec spec = {
-        .out_features = random_dim(rig.cuda ? 3000 : 400),
-        .in_features = random_dim(rig.cuda ? 3000 : 400),
-        .max_tokens = rig.cuda ? 2000 : 300,
+        .out_features = random_dim(rig.cuda ? 1500 : 400),
+        .in_features = random_dim(rig.cuda ? 1500 : 400),
+        .max_tokens = rig.cuda ? 1000 : 300,
         .bias = rig_below(&seed, 2),
         .weight = random_dtype(),
         .output = random_dtype(),
@@ -76,7 +76,7 @@ static void random_layers_and_shapes(void **state)
     if (given != NULL)
         seed = strtoull(given, NULL, 0);
     uint64_t first = seed;
-    int cases = length != NULL ? atoi(length) : 600;
+    int cases = length != NULL ? atoi(length) : rig.cuda ? 300 : 600;
     print_message("FP8_TEST_SEED=%llu, %d cases (FP8_TEST_VERBOSE=1 prints each)\n",
                   (unsigned long long)first, cases);
     struct rig_spec specs[LAYERS];
