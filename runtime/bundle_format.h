@@ -32,23 +32,44 @@
  *   entry       extern "C" symbol in the cubin
  *   template    "quantize.cu"
  *   parameters  what the template was expanded with (object of scalars; for people and tools)
- *   semantics   { "source_dtype", "target_dtype", "power_of_two"?, "accumulate"? }: what the op computes,
- *               read by the host backend; quantize: target_dtype is the format
+ *   semantics   { "source_dtype", "second_dtype"?, "target_dtype", "power_of_two"?, "accumulate"? }: what
+ *               the op computes, read by the host backend; quantize: target_dtype is the format; gemm:
+ *               source_dtype is that of a, second_dtype that of b, target_dtype that of out, all given
  *   args        ordered: [{ "name": <an argument of the op>, "type": "pointer"|"int64"|"int32" }];
  *               the kernel's parameter list. Names are the op's, in any order, none twice.
+ *               A kernel of op gemm takes these twelve, each once:
+ *                 { "name": "a"|"b"|"out", "type": "tensor_map", "box": [inner, outer] }
+ *                   128 bytes by value (const __grid_constant__ CUtensorMap), made for each call: 2-D,
+ *                   128-byte swizzle, L2 promotion of 256 bytes, no interleave, zeros outside.
+ *                   a: uint8, extents { depth, rows }, a_ld bytes from row to row; b: uint8,
+ *                   { depth, cols }, b_ld bytes; out: dtype of out, { cols, rows }, out_ld elements.
+ *                   box in elements: of a [128, tile_rows / cluster], of b [128, tile_cols / cluster],
+ *                   of out a slab of at most 128 bytes a row
+ *                 a_scales, b_scales, bias, out (pointer), out_ld, rows, cols, depth (int64); out_ld is
+ *                   cols if there is one row
+ *                 { "name": "out_by_map", "type": "int32" }
+ *                   1: out is written through its map. 0: out's address or row pitch is no multiple of
+ *                   16 bytes, or it is 16 bits wide and accumulates; its map is 128 zero bytes, and the
+ *                   kernel's threads store, any alignment and ld, nothing outside out touched
  *   grid        one of
  *                 { "rule": "tiles", "rows": <op arg>, "cols": <op arg>,
- *                   "tile_rows": r, "tile_cols": c, "ctas_per_sm": p, "max_ctas": m }
+ *                   "tile_rows": r, "tile_cols": c, "ctas_per_sm": p, "max_ctas": m, "persistent": bool }
  *                     gridDim.x = ceil(rows/r) * ceil(cols/c), at most p * SMs (0 = no such cap) and
- *                     at most m (0 = no cap); the kernel strides over the tiles
+ *                     at most m (0 = no cap); the kernel strides over the tiles. Where persistent is
+ *                     false, the cap of p * SMs holds only if the call or its context limits the SMs.
  *                 { "rule": "elements", "rows": .., "cols": .., "tile_elements": n,
- *                   "ctas_per_sm": p, "max_ctas": m }
+ *                   "ctas_per_sm": p, "max_ctas": m, "persistent": bool }
  *                     gridDim.x = ceil(rows * cols / n), capped in the same way
+ *                 { "rule": "clusters", "rows": .., "cols": .., "tile_rows": r, "tile_cols": c }
+ *                     one CTA an SM: gridDim.x = cluster * min(ceil(rows/r) * ceil(cols/c),
+ *                     max(1, floor(SMs / cluster))); the clusters stride over the tiles
  *               A grid of 0 is not launched.
  *   block       threads per CTA
  *   cluster     CTAs per cluster (1)
  *   shared_bytes  dynamic shared memory
- *   cubins      [{ "arch", "file", "bytes", "xxh128" }], one per arch of the bundle
+ *   archs       optional: the archs that the kernel exists for; without it, all of the bundle
+ *   cubins      [{ "arch", "file", "bytes", "xxh128" }], one per arch of the bundle that the kernel
+ *               exists for, in the bundle's order
  *
  * layer record:
  *   name, in_features, out_features, tokens, max_tokens, count
@@ -80,24 +101,33 @@
  *   Every argument of the op is given. Ops other than gemm name the `kernel` that implements them on
  *   CUDA; the host backend executes the op itself. They also have a "reason", for people.
  *   gemm steps have, besides args:
- *     a_dtype, b_dtype  "e4m3" | "e5m2"       out_dtype "bf16" | "fp32"
+ *     a_dtype, b_dtype  "e4m3" | "e5m2"       out_dtype "bf16" | "fp16" | "fp32"
  *     accumulation      "fast" | "split"
- *     stage             workspace buffer for outputs that the backend cannot write in place
- *     stage_bias        workspace buffer for a bias that must be moved, or null
- *     gemm_workspace    workspace buffer for the backend
+ *     stage             workspace buffer for outputs that cuBLASLt cannot write in place
+ *     stage_bias        workspace buffer for a bias that must be moved for it, or null
+ *     gemm_workspace    workspace buffer for cuBLASLt
  *     store             { "overwrite": { "kernel", "stage_dtype" }, "accumulate": the same | null }:
  *                       the kernel of op "store" that copies (adds) the stage into the caller's
  *                       tensor; null where the pass never accumulates
  *     dispatch          array, ascending and without gaps from 1 to max_tokens:
- *                       { "min_tokens", "max_tokens", "backend": "cublaslt", "dtype", "reason" }
+ *                       { "min_tokens", "max_tokens", "dtype", "choices": [choice..] }
+ *   choice: the first that this context can run is taken, for all calls of that range; one of
+ *     { "backend": "generated", "kernel", "accumulate_kernel", "reason" }
+ *         kernels of op gemm with the step's dtypes: out = and out += (null where the pass never
+ *         accumulates). It can be run where they have cubins for the context's arch.
+ *     { "backend": "cublaslt", "reason", "algo"?, "version"? }
+ *         always the last, and can always be run. algo: a cublasLtMatmulAlgo_t as 128 hex digits,
+ *         measured with cuBLASLt `version` (cublasLtGetVersion), both or none; with another version,
+ *         and where it refuses, the heuristic's algorithms.
+ *   A choice may also have "seconds" (a number, for people).
  *
- * The stage holds at least one row; a GEMM whose output does not fit it runs in row chunks.
+ * The stage holds at least one row; a product of cuBLASLt that does not fit it runs in row chunks.
  */
 #ifndef FP8_BUNDLE_FORMAT_H
 #define FP8_BUNDLE_FORMAT_H
 
 #define FP8_BUNDLE_FORMAT "fp8gen-bundle"
-#define FP8_BUNDLE_FORMAT_VERSION 1
+#define FP8_BUNDLE_FORMAT_VERSION 2
 #define FP8_BUNDLE_MANIFEST "manifest.json"
 #define FP8_BUNDLE_KERNEL_DIR "kernels"
 
@@ -113,6 +143,15 @@
 #define FP8_SCALES_AMAX 8
 /* Longest argument list of an op. */
 #define FP8_OP_MAX_ARGS 24
+/* The one parameter of gemm kernels that is no argument of the op. */
+#define FP8_ARG_OUT_BY_MAP "out_by_map"
+/* Bytes of a tensor map, and of one of its box's rows at most. */
+#define FP8_TENSOR_MAP_BYTES 128
+#define FP8_BOX_ROW_BYTES 128
+/* Rows of a box at most. */
+#define FP8_BOX_ROWS 256
+/* A tensor map needs an address and a row pitch that are multiples of this. */
+#define FP8_MAP_ALIGN 16
 
 /* The ops, with their arguments: X(name, type). What each must do:
  *
