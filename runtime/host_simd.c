@@ -1,9 +1,10 @@
 /*
  * host_simd.c - the variants of host_simd.h, and the choice among them.
  *
- * A fused multiply-add gives the same bits as a multiply and an add here, since products of two FP8 values
- * are exact in float32; so variants with and without it agree. The encoders are compiled without it:
- * nothing there may be fused. gcc vectorises the conversion loops at -O3 only. Tiles are sized so that all sums stay in registers.
+ * A fused multiply-add gives the same bits as a multiply and an add here, since products of two FP8
+ * values are exact in float32; so variants with and without it agree. The encoders are compiled
+ * without it: nothing there may be fused. gcc vectorises the conversion loops at -O3 only. Tiles
+ * are sized so that all sums stay in registers.
  */
 #include "runtime/host_simd.h"
 

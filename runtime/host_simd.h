@@ -1,9 +1,9 @@
 /*
  * host_simd.h - the inner loops of the host backend, once for each instruction set.
  *
- * In: small contiguous pieces of fixed width. Out: the same bits whichever variant runs: every output
- * element is computed by the same operations in the same order, vectors lie across outputs. Knows no
- * tensors and no tails; callers pad a short piece.
+ * In: small contiguous pieces of fixed width. Out: the same bits whichever variant runs: every
+ * output element is computed by the same operations in the same order, vectors lie across outputs.
+ * Knows no tensors and no tails; callers pad a short piece.
  */
 #ifndef FP8_HOST_SIMD_H
 #define FP8_HOST_SIMD_H
@@ -20,9 +20,9 @@ struct fp8_host_simd {
     const char *name;
     int64_t tile_rows, tile_cols; /* of `multiply` */
 
-    /* acc[i * ld + j] += sum over k < depth of a[k * tile_rows + i] * b[k * tile_cols + j]: the sum in
-     * float32 in ascending k (products of two FP8 values are exact), then added in float64. depth is at
-     * most FP8_HOST_PIECE. */
+    /* acc[i * ld + j] += sum over k < depth of a[k * tile_rows + i] * b[k * tile_cols + j]: the sum
+     * in float32 in ascending k (products of two FP8 values are exact), then added in float64.
+     * depth is at most FP8_HOST_PIECE. */
     void (*multiply)(const float *a, const float *b, int64_t depth, double *acc, int64_t ld);
 
     /* codes[0 .. PIECE) = cast(source * scale). */

@@ -1,9 +1,11 @@
 /*
- * host_simd_body.h - the loops of host_simd.h; host_simd.c includes this once for each instruction set.
+ * host_simd_body.h - the loops of host_simd.h; host_simd.c includes this once for each instruction
+ * set.
  *
- * Before: SIMD_NAME(word), SIMD_TEXT, SIMD_TARGET (function attribute), SIMD_LANES (float32 in a vector),
- * SIMD_ROWS and SIMD_VECTORS (tile of the multiply), SIMD_FMA(a, b, c). All are undefined at the end.
- * Trip counts are constants, so that the compiler turns the plain loops into vectors without tails.
+ * Before: SIMD_NAME(word), SIMD_TEXT, SIMD_TARGET (function attribute), SIMD_LANES (float32 in a
+ * vector), SIMD_ROWS and SIMD_VECTORS (tile of the multiply), SIMD_FMA(a, b, c). All are undefined
+ * at the end. Trip counts are constants, so that the compiler turns the plain loops into vectors
+ * without tails.
  */
 
 typedef float SIMD_NAME(vector) __attribute__((vector_size(SIMD_LANES * 4), aligned(4), may_alias));
@@ -37,8 +39,9 @@ SIMD_TARGET static void SIMD_NAME(multiply)(const float *a, const float *b, int6
     }
 }
 
-/* All of a piece as if it were finite, which vectorises well; again, one by one, if it was not. The codes
- * stay words until all are there: narrowed in the same loop, gcc would narrow every term of theirs. */
+/* All of a piece as if it were finite, which vectorises well; again, one by one, if it was not. The
+ * codes stay words until all are there: narrowed in the same loop, gcc would narrow every term of
+ * theirs. */
 #define SIMD_ENCODE(from, type, to_float, to)                                                      \
     SIMD_TARGET static void SIMD_NAME(encode_##from##_##to)(const void *source, float scale,       \
                                                             uint8_t *codes)                        \

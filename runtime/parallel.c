@@ -1,13 +1,13 @@
 /*
  * parallel.c - the thread pool behind parallel.h.
  *
- * A loop is a record on its caller's stack, linked into the pool's list while indices are left. Caller and
- * workers draw indices from an atomic counter. A worker holds a reference while it works on a loop, and
- * the caller returns only when the loop is unlinked and the last reference is gone; so the record cannot
- * vanish under a worker.
+ * A loop is a record on its caller's stack, linked into the pool's list while indices are left.
+ * Caller and workers draw indices from an atomic counter. A worker holds a reference while it works
+ * on a loop, and the caller returns only when the loop is unlinked and the last reference is gone;
+ * so the record cannot vanish under a worker.
  *
- * Threads inherit the floating-point mode of their creator, which may have switched subnormals off; so each
- * worker goes back to the default one.
+ * Threads inherit the floating-point mode of their creator, which may have switched subnormals off;
+ * so each worker goes back to the default one.
  */
 #include "runtime/parallel.h"
 

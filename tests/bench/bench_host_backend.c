@@ -3,9 +3,10 @@
  *
  *     bench_host_backend [threads] [repeats]
  *
- * Prints one JSON object a row. Rates are per core: work divided by the CPU time of the process, so other
- * load on the machine and the number of threads do not distort them; the best of the repeats counts. The
- * baselines are what tests need to stay quick: 10 GFLOP/s and 1 GB/s (of source) a core.
+ * Prints one JSON object a row. Rates are per core: work divided by the CPU time of the process, so
+ * other load on the machine and the number of threads do not distort them; the best of the repeats
+ * counts. The baselines are what tests need to stay quick: 10 GFLOP/s and 1 GB/s (of source) a
+ * core.
  */
 #include <stdio.h>
 #include <stdlib.h>

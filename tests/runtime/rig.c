@@ -1,8 +1,8 @@
 /*
  * rig.c - the device, guarded memory, bundles and layers of the rig.
  *
- * One context and stream serve a whole test program. Bundles go into folders of their own under TMPDIR and
- * are removed when their layers are closed.
+ * One context and stream serve a whole test program. Bundles go into folders of their own under
+ * TMPDIR and are removed when their layers are closed.
  */
 #include "tests/runtime/rig.h"
 
@@ -18,7 +18,8 @@ enum { GUARD = 4096, ALIGN = 256 };
 
 struct rig rig;
 
-/* The last workspace, kept for the next case: fresh pages for each would cost more than the tests. */
+/* The last workspace, kept for the next case: fresh pages for each would cost more than the
+ * tests. */
 static void *kept_memory;
 static size_t kept_capacity;
 

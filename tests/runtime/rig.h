@@ -1,17 +1,19 @@
 /*
- * rig.h - what every test of the public API shares: a device, bundles from spec text, guarded memory,
- * random data, and a float64 reference.
+ * rig.h - what every test of the public API shares: a device, bundles from spec text, guarded
+ * memory, random data, and a float64 reference.
  *
- * The same test runs on the host context and on a GPU; FP8_TEST_DEVICE ("host", "cuda") chooses. Without
- * a GPU a cuda run is skipped (exit code 77) with the reason, unless FP8_TEST_REQUIRE holds "gpu".
+ * The same test runs on the host context and on a GPU; FP8_TEST_DEVICE ("host", "cuda") chooses.
+ * Without a GPU a cuda run is skipped (exit code 77) with the reason, unless FP8_TEST_REQUIRE holds
+ * "gpu".
  *
- * All memory that the library sees lies in blocks: exact size, 4 KiB of guard bytes on both sides, filled
- * with a poison byte that spells NaN in every dtype (0xFF) or a large value (0x7E). A block has an image in
- * host memory: tests write the image and push it, pull it and look. Pulling checks the guards and, for
- * tensors, the gaps between rows.
+ * All memory that the library sees lies in blocks: exact size, 4 KiB of guard bytes on both sides,
+ * filled with a poison byte that spells NaN in every dtype (0xFF) or a large value (0x7E). A block
+ * has an image in host memory: tests write the image and push it, pull it and look. Pulling checks
+ * the guards and, for tensors, the gaps between rows.
  *
- * What a layer must compute is worked out from the images alone: FP8 bytes and scales with the scalar
- * codec (itself checked against other oracles), GEMMs in float64 on the dequantised operands.
+ * What a layer must compute is worked out from the images alone: FP8 bytes and scales with the
+ * scalar codec (itself checked against other oracles), GEMMs in float64 on the dequantised
+ * operands.
  */
 #ifndef RIG_H
 #define RIG_H
@@ -50,12 +52,13 @@ void rig_expect(fp8_status got, fp8_status want, const char *call, const char *f
 /* The sentence of the last refusal holds `part`. */
 void rig_expect_sentence(const char *part);
 
-/* In a thread of its own a failure cannot end the test: it is printed and counted, and the test asserts
- * at the end that there was none. */
+/* In a thread of its own a failure cannot end the test: it is printed and counted, and the test
+ * asserts at the end that there was none. */
 void rig_thread_begin(void);
 int rig_thread_failures(void); /* since the last call */
 
-/* Cuts a size on the host, where a full one takes too long, and says so once per call site's name. */
+/* Cuts a size on the host, where a full one takes too long, and says so once per call site's
+ * name. */
 int64_t rig_cut(const char *what, int64_t full, int64_t on_host);
 
 /* ---- random numbers: pure functions of seed and index ---- */
@@ -202,7 +205,8 @@ struct rig_case {
 
 void rig_case_init(struct rig_case *c, const struct rig_layer *layer, int64_t tokens,
                    uint64_t seed);
-/* Allocates and fills: inputs lopsided and random, all else poison. The images may still be changed. */
+/* Allocates and fills: inputs lopsided and random, all else poison. The images may still be
+ * changed. */
 void rig_case_make(struct rig_case *c);
 /* Pushes every image, then quantises the weight, runs forward and backward. */
 void rig_case_run(struct rig_case *c);
@@ -212,8 +216,8 @@ fp8_call rig_case_call(const struct rig_case *c);
 void rig_case_weight(struct rig_case *c);
 void rig_case_fprop(struct rig_case *c);
 void rig_case_backward(struct rig_case *c);
-/* Pulls everything and checks it: guards, FP8 bytes, scales and pads bit for bit, GEMMs and dbias by the
- * bounds, found_inf, inputs unchanged. */
+/* Pulls everything and checks it: guards, FP8 bytes, scales and pads bit for bit, GEMMs and dbias
+ * by the bounds, found_inf, inputs unchanged. */
 void rig_case_check(struct rig_case *c);
 void rig_case_free(struct rig_case *c);
 /* All of the above for one shape. */

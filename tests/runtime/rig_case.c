@@ -1,8 +1,8 @@
 /*
  * rig_case.c - one layer at one M: tensors, forward and backward, all checks.
  *
- * Data are lopsided: rows and columns of every operand have sizes of their own, so swapped operands,
- * scales or indices cannot cancel.
+ * Data are lopsided: rows and columns of every operand have sizes of their own, so swapped
+ * operands, scales or indices cannot cancel.
  */
 #include <math.h>
 

@@ -1,15 +1,16 @@
 /*
  * rig_reference.c - what a layer must compute, from the images of its inputs alone.
  *
- * Bounds of a GEMM against float64 on the dequantised operands, from NUMERICS section 6: relative Frobenius
- * error 2e-4 (split, fp32 output), 2e-3 (split, bf16) and 1e-2 (fast) on plain normal data; 1e-3 and 2.5e-3
- * on any other, where fast has no bound of its own: 3e-2 for zero-mean and 0.5 for other data only find
- * wrong results. Besides, every element is held to a looser bound, so that one wrong element among
- * millions is seen. Where an output has too many elements for float64, a sample is taken that always has
- * the corners and elements of the last row and column.
+ * Bounds of a GEMM against float64 on the dequantised operands, from NUMERICS section 6: relative
+ * Frobenius error 2e-4 (split, fp32 output), 2e-3 (split, bf16) and 1e-2 (fast) on plain normal
+ * data; 1e-3 and 2.5e-3 on any other, where fast has no bound of its own: 3e-2 for zero-mean and
+ * 0.5 for other data only find wrong results. Besides, every element is held to a looser bound, so
+ * that one wrong element among millions is seen. Where an output has too many elements for float64,
+ * a sample is taken that always has the corners and elements of the last row and column.
  *
- * The Frobenius error is taken over the larger of |want| and the size that zero-mean terms would give, so
- * that outputs of a few elements, which may cancel by chance, are judged by the same bound.
+ * The Frobenius error is taken over the larger of |want| and the size that zero-mean terms would
+ * give, so that outputs of a few elements, which may cancel by chance, are judged by the same
+ * bound.
  */
 #include <float.h>
 #include <math.h>
@@ -150,7 +151,8 @@ struct dot {
     double sum, size, square; /* of the terms, of their absolute values, of their squares */
 };
 
-/* Products of two FP8 values are exact in float32; only the sum needs float64, the other two are for bounds. */
+/* Products of two FP8 values are exact in float32; only the sum needs float64, the rest is for
+ * bounds. */
 static struct dot dot_of(const float *a, const float *b, int64_t depth)
 {
     enum { LANES = 16 };
@@ -231,7 +233,8 @@ static void judge(struct judgement *judgement, int64_t i, int64_t j)
     bool fp32 = p->out->t.dtype == FP8_DTYPE_FP32;
     double rounding = fabs(want) * (fp32 ? 0x1p-23 : 0x1p-8);
     if (rig.cuda) {
-        /* cuBLASLt may flush results, and all of them where the two factors' product is subnormal */
+        /* cuBLASLt may flush results, and all of them where the two factors' product is
+         * subnormal */
         rounding += FLT_MIN;
         if (factor < FLT_MIN)
             rounding += fabs(want);

@@ -1,6 +1,6 @@
 /*
- * test_accuracy.c - how far results may be from float64: against the dequantised operands at growing K, and
- * against the original tensors in decibels.
+ * test_accuracy.c - how far results may be from float64: against the dequantised operands at
+ * growing K, and against the original tensors in decibels.
  */
 #include <math.h>
 

@@ -1,5 +1,6 @@
 /*
- * test_alignment.c - base pointers and leading dims of every kind; what cannot be is refused by name.
+ * test_alignment.c - base pointers and leading dims of every kind; what cannot be is refused by
+ * name.
  */
 #include "tests/runtime/rig.h"
 
@@ -125,7 +126,8 @@ static fp8_status try_fprop(struct rig_case *c, const fp8_tensor *x, const fp8_t
     return fp8_layer_fprop(c->layer->handle, &args);
 }
 
-/* Expanded tensors, transposed ones, pointers inside an element: refused before anything is written. */
+/* Expanded tensors, transposed ones, pointers inside an element: refused before anything is
+ * written. */
 static void what_cannot_be_is_refused_by_name(void **state)
 {
     (void)state;
@@ -195,7 +197,8 @@ static void what_cannot_be_is_refused_by_name(void **state)
     rig_case_free(&c);
 }
 
-/* A column slice of a wider tensor, and a batch of sequences with one stride: both are a leading dim. */
+/* A column slice of a wider tensor, and a batch of sequences with one stride: both are a leading
+ * dim. */
 static void slices_of_larger_tensors(void **state)
 {
     (void)state;

@@ -1,8 +1,9 @@
 /*
- * test_fields.c - every field of a spec, changed once: something that can be seen changes, or it is refused.
+ * test_fields.c - every field of a spec, changed once: something that can be seen changes, or it is
+ * refused.
  *
- * The table below must name every field that fp8gen_schema lists, so a new field cannot come without an
- * effect.
+ * The table below must name every field that fp8gen_schema lists, so a new field cannot come
+ * without an effect.
  */
 #include "gen/fp8gen.h"
 #include "tests/runtime/rig.h"
@@ -154,7 +155,8 @@ static void every_field_has_an_effect(void **state)
     }
 }
 
-/* Lines of the schema's text: "mesh = { ... }" begins a section, "  tensor  ..." is a field of it. */
+/* Lines of the schema's text: "mesh = { ... }" begins a section, "  tensor  ..." is a field of
+ * it. */
 static void the_table_names_every_field(void **state)
 {
     (void)state;

@@ -1,9 +1,10 @@
 /*
  * test_memory.c - no allocation after create.
  *
- * Two counts: the runtime's own allocations (check.h), on both backends; and on the host every allocation of
- * the process, by taking malloc's place. The driver and cuBLASLt may allocate as they like, so on a GPU the
- * second is printed only. Sanitizers have taken malloc's place already; under them the first count stands.
+ * Two counts: the runtime's own allocations (check.h), on both backends; and on the host every
+ * allocation of the process, by taking malloc's place. The driver and cuBLASLt may allocate as they
+ * like, so on a GPU the second is printed only. Sanitizers have taken malloc's place already; under
+ * them the first count stands.
  */
 #include <stdatomic.h>
 
@@ -125,7 +126,8 @@ static void passes_allocate_nothing(void **state)
     rig_layers_close(&layers);
 }
 
-/* An allocation that fails while objects are made gives FP8_ERR_MEMORY, NULL, and nothing left over. */
+/* An allocation that fails while objects are made gives FP8_ERR_MEMORY, NULL, and nothing left
+ * over. */
 static void failed_allocations_are_errors(void **state)
 {
     (void)state;

@@ -78,7 +78,8 @@ static void only_what_depends_on_an_element_moves(void **state)
     }
 }
 
-/* The recipe comes from the spec, never from a shape: M = 1 and N = 1 are quantised like all else. */
+/* The recipe comes from the spec, never from a shape: M = 1 and N = 1 are quantised like all
+ * else. */
 static void one_row_and_one_column_are_no_special_case(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
 /*
- * test_primitives.c - quantize, dequantize, gemm and the dispatch query: the parts of the passes by themselves.
+ * test_primitives.c - quantize, dequantize, gemm and the dispatch query: parts of passes by
+ * themselves.
  */
 #include <math.h>
 

@@ -1,5 +1,6 @@
 /*
- * test_threads.c - one layer used by many threads and streams at once, several contexts in one process.
+ * test_threads.c - one layer used by many threads and streams at once, several contexts in one
+ * process.
  */
 #include <pthread.h>
 

@@ -1,8 +1,9 @@
 /*
- * test_values.c - values that break scaling: zeros, the smallest and largest numbers, NaN and inf, ties.
+ * test_values.c - values that break scaling: zeros, the smallest and largest numbers, NaN and inf,
+ * ties.
  *
- * Most of it is in rig_case_check: FP8 bytes, scales and found_inf bit for bit, bad values exactly where
- * the reference has them.
+ * Most of it is in rig_case_check: FP8 bytes, scales and found_inf bit for bit, bad values exactly
+ * where the reference has them.
  */
 #include <float.h>
 #include <math.h>
@@ -296,8 +297,9 @@ static void quantize_and_check(int which, fp8_role role, struct rig_tensor *sour
     rig_operand_free(&operand);
 }
 
-/* All 65,536 bf16 patterns: those beyond the limit are replaced, so that the scale takes many values and
- * the largest code is reached; every offset, so that every pattern passes vector body and scalar tail. */
+/* All 65,536 bf16 patterns: those beyond the limit are replaced, so that the scale takes many
+ * values and the largest code is reached; every offset, so that every pattern passes vector body
+ * and scalar tail. */
 static void all_bf16_patterns_cast_alike(void **state)
 {
     (void)state;

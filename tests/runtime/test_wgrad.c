@@ -1,5 +1,6 @@
 /*
- * test_wgrad.c - the weight gradient: empty batches, accumulation over micro-batches, dtypes of main_grad.
+ * test_wgrad.c - the weight gradient: empty batches, accumulation over micro-batches, dtypes of
+ * main_grad.
  */
 #include <math.h>
 
@@ -58,7 +59,8 @@ static void expect_all(const struct rig_tensor *tensor, float value, float toler
     }
 }
 
-/* dy = 3, w = 2 I, x = 1: dx = 6 and dw = 384. E5M2 bytes read as E4M3 come out 163 times too small. */
+/* dy = 3, w = 2 I, x = 1: dx = 6 and dw = 384. E5M2 bytes read as E4M3 come out 163 times too
+ * small. */
 static void known_product_is_exact(void **state)
 {
     (void)state;
@@ -118,7 +120,8 @@ static void an_empty_batch_between_others(void **state)
         rig_case_all(&layers.layer[EMPTY], tokens[i], 10 + i, i % 2 ? 0x7E : 0xFF);
 }
 
-/* Three steps of four micro-batches into one main_grad; each addition is checked against float64. */
+/* Three steps of four micro-batches into one main_grad; each addition is checked against
+ * float64. */
 static void micro_batches_add_up(void **state)
 {
     (void)state;
@@ -143,8 +146,8 @@ static void micro_batches_add_up(void **state)
     }
 }
 
-/* 1 + a sum, without a bf16 rounding on the way: dw of one micro-batch is far below the steps of bf16 at
- * the size of main_grad. */
+/* 1 + a sum, without a bf16 rounding on the way: dw of one micro-batch is far below the steps of
+ * bf16 at the size of main_grad. */
 static void fp32_main_grad_keeps_small_gradients(void **state)
 {
     (void)state;

@@ -1,10 +1,10 @@
 /*
  * test_formats.c - the codecs of fp8_format.h against two independent oracles.
  *
- * The first is tests/oracle/format_tables.h (numpy and ml_dtypes). The second is in this file: a search
- * over all codes for the nearest value, on values made with ldexp and compared with midpoints that are
- * exact in double, ties to the even code. Both get all 65,536 bf16 inputs at every scale of the table and
- * float32 inputs around every value, tie and limit.
+ * The first is tests/oracle/format_tables.h (numpy and ml_dtypes). The second is in this file: a
+ * search over all codes for the nearest value, on values made with ldexp and compared with
+ * midpoints that are exact in double, ties to the even code. Both get all 65,536 bf16 inputs at
+ * every scale of the table and float32 inputs around every value, tie and limit.
  */
 #include <float.h>
 #include <math.h>

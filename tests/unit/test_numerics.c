@@ -1,8 +1,8 @@
 /*
  * test_numerics.c - scale arithmetic: amax -> scale -> scale_inv, bit for bit.
  *
- * Against tests/oracle/format_tables.h (numpy's float32 division; floor to a power of two by frexp) for
- * listed amaxes and a walk over all exponents, and against the borders that the rules name.
+ * Against tests/oracle/format_tables.h (numpy's float32 division; floor to a power of two by frexp)
+ * for listed amaxes and a walk over all exponents, and against the borders that the rules name.
  */
 #include <float.h>
 #include <math.h>
@@ -84,8 +84,8 @@ static void scales_of_every_exponent(void **state)
     }
 }
 
-/* The largest amax whose scale overflows, and the largest whose scale_inv is subnormal: by bisection over
- * the bits, compared with the figures in the rules. */
+/* The largest amax whose scale overflows, and the largest whose scale_inv is subnormal: by
+ * bisection over the bits, compared with the figures in the rules. */
 static float border(float maximum, bool (*below)(float scale))
 {
     uint32_t low = 1, high = 0x7F7FFFFF;
@@ -134,8 +134,8 @@ static void zero_amax_gives_scale_one(void **state)
         assert_true(fp8_scale_of_amax(0.0f, rules[r].maximum, rules[r].power_of_two) == 1.0f);
 }
 
-/* amax * scale reaches the maximum and does not saturate: the cast of the largest element is the largest
- * code, at most one exponent below after rounding down to a power of two. */
+/* amax * scale reaches the maximum and does not saturate: the cast of the largest element is the
+ * largest code, at most one exponent below after rounding down to a power of two. */
 static void largest_element_takes_the_largest_code(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
 /*
- * test_parallel.c - the thread pool: every index once, nested loops, loops from many threads at once.
+ * test_parallel.c - the thread pool: every index once, nested loops, loops from many threads at
+ * once.
  */
 #include <fenv.h>
 #include <pthread.h>
