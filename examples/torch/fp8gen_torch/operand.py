@@ -1,0 +1,139 @@
+"""Quantised tensors: one uint8 tensor each, laid out as runtime/fp8.h documents fp8_operand.
+
+    scales 256 bytes | row copy | transposed copy        (the copies that are wanted)
+
+Everything but the bytes follows from role, rows, cols and copies, so that only the tensor travels
+through autograd, checkpointing and torch.compile; `struct` makes the C struct again when needed.
+Also here, until the C API has calls for them: quantising with an amax that several ranks share, and
+putting an operand together from gathered rows. Both are bit-equal to the runtime's own quantisation.
+"""
+import ctypes
+
+import torch
+
+from . import abi
+
+HEADER = 256
+_FORMATS = {abi.E4M3: (torch.float8_e4m3fn, 448.0), abi.E5M2: (torch.float8_e5m2, 57344.0)}
+
+
+def _up(n, step):
+    return (n + step - 1) // step * step
+
+
+def copy_bytes(rows, cols):
+    """Bytes of one copy with `cols` along the contraction; also of a symbolic size."""
+    return _up(_up(rows, 16) * _up(cols, 128), 256)
+
+
+def operand_bytes(rows, cols, copies):
+    size = HEADER
+    if copies & abi.ROW:
+        size = size + copy_bytes(rows, cols)
+    if copies & abi.TRANSPOSED:
+        size = size + copy_bytes(cols, rows)
+    return size
+
+
+def _memory(size, device):
+    """CUDA's allocator aligns to 512, the CPU's to 64."""
+    if device.type != "cpu":
+        return torch.empty(size, dtype=torch.uint8, device=device)
+    memory = torch.empty(size + 255, dtype=torch.uint8)
+    skip = -memory.data_ptr() % 256
+    return memory[skip:skip + size]
+
+
+def empty(rows, cols, copies, device):
+    """Memory for an operand, 256-byte aligned."""
+    return _memory(operand_bytes(rows, cols, copies), device)
+
+
+def aligned(data):
+    """`data` itself, or a copy where moving it (offload and back) has lost the alignment."""
+    return data if data.data_ptr() % 256 == 0 else _memory(data.numel(), data.device).copy_(data)
+
+
+_SIZE = ctypes.sizeof(abi.Operand)
+
+
+def target(data):
+    """The C struct of an operand that a call is to fill."""
+    return abi.Operand(_SIZE, 0, data.data_ptr(), data.numel())
+
+
+def filled(data, role, dtype, rows, cols, copies, version=0):
+    """The C struct of a filled operand."""
+    return abi.Operand(_SIZE, role, data.data_ptr(), data.numel(), dtype, copies, rows, cols, version)
+
+
+def row_view(data, rows, cols):
+    """The row copy [rows, padded cols] of an operand that has one."""
+    ld = _up(cols, 128)
+    return data[HEADER:HEADER + rows * ld].view(rows, ld)
+
+
+def transposed_view(data, rows, cols, copies):
+    """The transposed copy [cols, padded rows] of an operand that has one."""
+    start = HEADER + (copy_bytes(rows, cols) if copies & abi.ROW else 0)
+    ld = _up(rows, 128)
+    return data[start:start + cols * ld].view(cols, ld)
+
+
+# ---- quantise with a given amax; assemble from rows -------------------------------------------------
+
+
+def amax_of(tensor):
+    """max |x| over the finite elements, fp32, 0 for none; what several ranks reduce with MAX."""
+    if tensor.numel() == 0:
+        return torch.zeros((), dtype=torch.float32, device=tensor.device)
+    magnitude = tensor.detach().abs()
+    return torch.where(magnitude.isfinite(), magnitude, 0).amax().float()
+
+
+def scales_of(amax, dtype=abi.E4M3, power_of_two=False):
+    """(scale, scale_inv) of an amax, as recipe `current` defines them."""
+    largest = torch.finfo(torch.float32).max
+    scale = (_FORMATS[dtype][1] / amax).clamp(max=largest)
+    scale = torch.where(amax > 0, scale, torch.ones_like(scale))
+    if power_of_two:
+        scale = (scale.view(torch.int32) & 0x7F800000).view(torch.float32)
+    return scale, 1.0 / scale
+
+
+def header(amax, scale, scale_inv):
+    """The first 256 bytes of an operand: float32 [0] scale, [4] scale_inv, [8] amax, else zero."""
+    words = torch.zeros(HEADER // 4, dtype=torch.float32, device=amax.device)
+    words[0], words[4], words[8] = scale, scale_inv, amax
+    return words.view(torch.uint8)
+
+
+def quantize_rows(tensor, scale, dtype=abi.E4M3):
+    """Row copy [rows, cols padded to 128] of a matrix, as uint8, with a scale that is given."""
+    kind, limit = _FORMATS[dtype]
+    rows, cols = tensor.shape
+    out = torch.zeros(rows, _up(cols, 128), dtype=torch.uint8, device=tensor.device)
+    if rows == 0:
+        return out
+    x = tensor.detach().float()
+    q = (x * scale).clamp(-limit, limit)
+    q = torch.where(x.isfinite(), q, x if dtype == abi.E5M2 else torch.nan)
+    out[:, :cols] = q.to(kind).view(torch.uint8)
+    return out
+
+
+def assemble(rows, scales, n, k, copies):
+    """An operand of n x k from gathered row bytes [>= n, padded k] and the 256 bytes of `header`."""
+    data = empty(n, k, copies, rows.device)
+    data[:HEADER] = scales
+    if copies & abi.ROW:
+        row_view(data, n, k).copy_(rows[:n])
+        data[HEADER + n * rows.shape[1]:HEADER + copy_bytes(n, k)].zero_()
+    if copies & abi.TRANSPOSED:
+        start = HEADER + (copy_bytes(n, k) if copies & abi.ROW else 0)
+        ld = _up(n, 128)
+        if n % 128 or k % 16:
+            data[start:].zero_()
+        transposed = data[start:start + k * ld].view(k, ld)
+        transposed[:, :n].copy_(rows[:n, :k].t())
+    return data
