@@ -8,7 +8,7 @@
  * The bundle depends on nothing but the spec, the archs and NVRTC's version: no time, host or path.
  */
 #include "gen/bundle_dir.h"
-#include "gen/compile.h"
+#include "gen/cache.h"
 #include "gen/plan.h"
 
 #include <stdlib.h>
@@ -185,6 +185,23 @@ static fp8gen_status check_nvrtc(struct fp8gen *gen, const struct archs *archs)
     return status;
 }
 
+/* Through the cache, unless the caller wants none. */
+static fp8gen_status run_jobs(struct fp8gen *gen, struct gen_jobs *jobs,
+                              const fp8gen_build_options *options)
+{
+    struct gen_store store = { .fd = -1 };
+    if (jobs->count > 0 && (options->cache_dir == NULL || options->cache_dir[0] != '\0')) {
+        struct gen_log log = { options->log, options->log_user };
+        gen_store_open(&store, options->cache_dir, log);
+        jobs->cache = &store;
+    }
+    fp8gen_status status =
+        gen_run_jobs(gen, jobs, options->jobs, options->progress, options->progress_user);
+    jobs->cache = NULL;
+    gen_store_close(&store);
+    return status;
+}
+
 static fp8gen_status write_bundle(struct fp8gen *gen, struct gen_bundle_dir *dir,
                                   const struct gen_jobs *jobs, const struct archs *archs)
 {
@@ -219,7 +236,7 @@ fp8gen_status fp8gen_build(fp8gen *gen, const fp8gen_build_options *options)
     if (status == FP8GEN_OK)
         status = gen_bundle_begin(gen, options->output_dir, &dir);
     if (status == FP8GEN_OK)
-        status = gen_run_jobs(gen, &jobs, options->jobs, options->progress, options->progress_user);
+        status = run_jobs(gen, &jobs, options);
     if (status == FP8GEN_OK)
         status = write_bundle(gen, &dir, &jobs, &archs);
     gen_bundle_abandon(&dir);

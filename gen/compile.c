@@ -7,7 +7,7 @@
  * differ from folder to folder. A worker therefore takes a current folder of its own (unshare) and
  * goes to "/"; the process's stays as it is. Where the kernel forbids that, only the bytes suffer.
  */
-#include "gen/compile.h"
+#include "gen/cache.h"
 
 #include <ctype.h>
 #include <pthread.h>
@@ -115,9 +115,9 @@ fp8gen_status gen_make_jobs(struct fp8gen *gen, const struct gen_plan *plan,
         if (status != FP8GEN_OK)
             return status;
         for (size_t j = 0; j < arch_count; j++)
-            jobs->list[jobs->count++] = (struct gen_job){
-                &plan->kernels[i], &sources[i], archs[j], false, 0, 0, NULL, NULL
-            };
+            jobs->list[jobs->count++] = (struct gen_job){ .kernel = &plan->kernels[i],
+                                                          .sources = &sources[i],
+                                                          .arch = archs[j] };
     }
     return FP8GEN_OK;
 }
@@ -151,7 +151,10 @@ static void *work_thread(void *user)
     while (work->next < work->jobs->count) {
         int32_t index = work->next++;
         pthread_mutex_unlock(&work->lock);
-        gen_compile(work->nvrtc, &work->jobs->list[index]);
+        if (work->jobs->cache != NULL)
+            gen_cached_compile(work->jobs->cache, work->nvrtc, &work->jobs->list[index]);
+        else
+            gen_compile(work->nvrtc, &work->jobs->list[index]);
         pthread_mutex_lock(&work->lock);
         work->order[work->done++] = index;
         pthread_cond_signal(&work->changed);

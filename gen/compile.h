@@ -29,12 +29,13 @@ struct gen_job {
     const struct gen_kernel *kernel;
     const struct gen_sources *sources;
     const char *arch; /* "sm_90a" */
-    /* Set by gen_compile; the last two are heap memory, freed by gen_job_free. */
+    /* Set by gen_compile; the last three are heap memory, freed by gen_job_free. */
     bool out_of_memory;
     int result; /* nvrtcResult */
     size_t cubin_bytes;
     unsigned char *cubin;
     char *log;
+    char *kept_at; /* the folder with source and log of a kernel that did not compile; NULL = none */
 };
 
 /* ---- nvrtc.c ------------------------------------------------------------------------------------- */
@@ -47,6 +48,8 @@ fp8gen_status gen_nvrtc_check_arch(struct fp8gen *gen, const char *arch);
 void gen_compile(const struct gen_nvrtc *nvrtc, struct gen_job *job);
 const char *gen_nvrtc_error(const struct gen_nvrtc *nvrtc, int result);
 const char *gen_nvrtc_version(const struct gen_nvrtc *nvrtc);
+/* The options of every compilation but the arch; ends in NULL. */
+const char *const *gen_nvrtc_options(void);
 void gen_job_free(struct gen_job *job);
 
 /* ---- nvrtc_log.c --------------------------------------------------------------------------------- */
@@ -58,9 +61,12 @@ fp8gen_status gen_check_job(struct fp8gen *gen, const struct gen_job *job, struc
 
 /* ---- compile.c ----------------------------------------------------------------------------------- */
 
+struct gen_store;
+
 struct gen_jobs {
     struct gen_job *list; /* kernels in manifest order, for each the archs in their order */
     int32_t count;
+    const struct gen_store *cache; /* NULL: everything is compiled */
 };
 
 typedef void (*gen_progress)(void *user, const char *kernel, int32_t done, int32_t total);

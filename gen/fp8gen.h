@@ -93,13 +93,17 @@ typedef struct fp8gen_build_options {
 
 #define FP8GEN_BUILD_OPTIONS_INIT                                                                  \
     {                                                                                              \
-        sizeof(fp8gen_build_options), 0, "sm_90a", NULL, NULL, NULL,                               \
+        sizeof(fp8gen_build_options), 0, "sm_90a", NULL, NULL, NULL, NULL, NULL, NULL,             \
         {                                                                                          \
             0, 0, 0, 0                                                                             \
         }                                                                                          \
     }
 
 /* Compiles the kernels and writes the bundle: into a temporary folder beside output_dir, renamed at the
+    const char *cache_dir; /* kernels compiled before; NULL = the default folder, "" = no cache */
+    void (*log)(void *user, int level,
+                const char *message); /* may be NULL; see fp8gen_jit_options */
+    void *log_user;
  * end, so that a failed build leaves nothing and an older bundle stays whole. An existing output_dir is
  * replaced only if it is empty or a bundle in which nothing else lies.
  * FP8GEN_ERR_ARGUMENT: unknown arch (the message lists the known ones), an output_dir that may not be
@@ -119,3 +123,47 @@ FP8GEN_API fp8gen_status fp8gen_nvrtc(fp8gen *gen, const char **path, const char
 }
 #endif
 #endif /* FP8GEN_H */
+/* ---- JIT: bundles made when they are needed ----------------------------------------------------- */
+
+typedef struct fp8gen_jit_options {
+    uint32_t size;
+    int32_t jobs;      /* compile threads; 0 = all cores */
+    const char *archs; /* as fp8gen_build_options; NULL = "sm_90a", for a provider the device's */
+    const char *cache_dir; /* NULL = $FP8GEN_CACHE_DIR, $XDG_CACHE_HOME/fp8gen or ~/.cache/fp8gen */
+    const char *template_dir; /* templates from this folder; NULL = the built-in ones */
+    /* One line at a time, from any thread; level 2 = warning (the cache cannot be used), 3 = information
+     * (a kernel was compiled, in how many ms; a damaged entry is rebuilt). May be NULL. */
+    void (*log)(void *user, int level, const char *message);
+    void *log_user;
+    uint64_t reserved[4];
+} fp8gen_jit_options;
+
+#define FP8GEN_JIT_OPTIONS_INIT                                                                    \
+    {                                                                                              \
+        sizeof(fp8gen_jit_options), 0, NULL, NULL, NULL, NULL, NULL,                               \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
+    }
+
+/* The folder of a bundle of this spec, to be opened with fp8_bundle_open, in path[0..path_bytes): from the
+ * cache, or built and put there. `spec` need not end in NUL; `name` stands for its path in diagnostics.
+ * options may be NULL. Any thread of any process: equal bundles and equal kernels are made once. Blocks
+ * while it compiles, other calls only where they want the same. Where the cache cannot be written, the
+ * bundle lies in memory (/dev/shm, or a temporary folder) until this process ends.
+ * On failure path is "" and fp8gen_jit_error says why. */
+FP8GEN_API fp8gen_status fp8gen_jit_bundle(const fp8gen_jit_options *options, const char *name,
+                                           const char *spec, size_t length, char *path,
+                                           size_t path_bytes);
+
+/* The diagnostics of this thread's last failed fp8gen_jit_* or fp8gen_cache_* call (cut at 8 KiB); "" if
+ * there was none. Valid until its next one. */
+FP8GEN_API const char *fp8gen_jit_error(void);
+
+/* A provider for fp8_context_set_provider of runtime/fp8.h: layers that no bundle has are built by
+ * fp8gen_jit_bundle. user: an fp8gen_jit_options that outlives the context, or NULL. Returns an fp8_status;
+ * on failure path holds the first lines of the diagnostics. */
+struct fp8_layer_description;
+FP8GEN_API int fp8gen_jit_provider(void *user, const struct fp8_layer_description *description,
+                                   char *path, size_t path_bytes);
+

@@ -185,22 +185,32 @@ static void take_cubin(const struct gen_nvrtc *nvrtc, nvrtcProgram program, stru
         job->cubin_bytes = size;
 }
 
+/* Ends in NULL; the arch comes on top. */
+static const char *const fixed_options[] = {
+    "--std=c++17",
+    "--fmad=false",
+    "--ftz=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--device-as-default-execution-space",
+    "--generate-line-info",
+    "--ptxas-options=-v",
+    NULL,
+};
+enum { OPTION_COUNT = sizeof(fixed_options) / sizeof(fixed_options[0]) };
+
+const char *const *gen_nvrtc_options(void)
+{
+    return fixed_options;
+}
+
 static void compile_with(const struct gen_nvrtc *nvrtc, struct gen_job *job, const char **names,
                          const char **texts)
 {
     char arch[64];
     snprintf(arch, sizeof(arch), "--gpu-architecture=%s", job->arch);
-    const char *const options[] = {
-        arch,
-        "--std=c++17",
-        "--fmad=false",
-        "--ftz=false",
-        "--prec-div=true",
-        "--prec-sqrt=true",
-        "--device-as-default-execution-space",
-        "--generate-line-info",
-        "--ptxas-options=-v",
-    };
+    const char *options[OPTION_COUNT] = { arch };
+    memcpy(options + 1, fixed_options, (OPTION_COUNT - 1) * sizeof(options[0]));
     int headers = job->sources->count - 1;
     for (int i = 0; i < headers; i++) {
         names[i] = job->sources->files[i + 1].name;
@@ -211,8 +221,7 @@ static void compile_with(const struct gen_nvrtc *nvrtc, struct gen_job *job, con
                                      headers, texts, names);
     if (job->result != NVRTC_SUCCESS)
         return;
-    job->result =
-        (int)nvrtc->compile(program, (int)(sizeof(options) / sizeof(options[0])), options);
+    job->result = (int)nvrtc->compile(program, OPTION_COUNT, options);
     take_log(nvrtc, program, job);
     if (job->result == NVRTC_SUCCESS)
         take_cubin(nvrtc, program, job);
@@ -235,6 +244,8 @@ void gen_job_free(struct gen_job *job)
 {
     gen_free(job->cubin);
     gen_free(job->log);
+    gen_free(job->kept_at);
     job->cubin = NULL;
     job->log = NULL;
+    job->kept_at = NULL;
 }

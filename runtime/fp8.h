@@ -297,6 +297,48 @@ FP8_API fp8_status fp8_layer_bytes(const fp8_layer *layer, int64_t tokens, fp8_b
                                    size_t *bytes);
 
 /* ---- passes ----------------------------------------------------------------------------------- */
+/* ---- layers by description ---------------------------------------------------------------------- */
+
+typedef enum fp8_accumulation {
+    FP8_ACCUMULATION_DEFAULT = 0, /* fprop fast, dgrad and wgrad split */
+    FP8_ACCUMULATION_FAST = 1,
+    FP8_ACCUMULATION_SPLIT = 2,
+} fp8_accumulation;
+
+/* What a layer of a spec says, as a struct; or, if `spec` is set, which layer of which spec, and nothing
+ * else (size aside). Zero means the default. */
+typedef struct fp8_layer_description {
+    uint32_t size;
+    uint32_t has_bias;
+    int64_t in_features;  /* K */
+    int64_t out_features; /* N */
+    int64_t tokens;       /* the usual M; 0 = max_tokens */
+    int64_t max_tokens;   /* the largest M; 0 = tokens */
+    fp8_dtype w_dtype;    /* default bf16 */
+    fp8_dtype y_dtype;    /* default bf16 */
+    fp8_dtype dx_dtype;   /* default bf16 */
+    fp8_dtype dw_dtype;   /* default fp32 */
+    fp8_accumulation fprop, dgrad, wgrad;
+    uint32_t power_of_two; /* scales rounded down to powers of two */
+    const char *recipe;    /* default "current" */
+    const char *format;    /* default "hybrid" */
+    const char *spec;      /* the text of a spec, NUL-terminated */
+    const char *layer;     /* its layer; NULL = its only one */
+    int32_t arch;          /* for providers: the context's, 90 for 9.0, 0 for the host; callers: 0 */
+    uint32_t reserved0;
+    uint64_t reserved[4];
+} fp8_layer_description;
+
+#define FP8_LAYER_DESCRIPTION_INIT                                                                 \
+    {                                                                                              \
+        sizeof(fp8_layer_description), 0, 0, 0, 0, 0, FP8_DTYPE_NONE, FP8_DTYPE_NONE,              \
+            FP8_DTYPE_NONE, FP8_DTYPE_NONE, FP8_ACCUMULATION_DEFAULT, FP8_ACCUMULATION_DEFAULT,    \
+            FP8_ACCUMULATION_DEFAULT, 0, NULL, NULL, NULL, NULL, 0, 0,                             \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
+    }
+
 
 /* What every pass takes. The workspace has any alignment and at least fp8_layer_bytes(WORKSPACE);
  * its contents need not be initialised and are lost. */

@@ -9,6 +9,7 @@ runtime/fp8.h    -                                                 only:stdint.h
 gen/fp8gen.h     -                                                 only:stdint.h,stddef.h
 gen/cli/cublaslt.c gen/cli/*.h                                     cuda* nvrtc* lua* lauxlib* lualib*
 gen/cli/*        gen/fp8gen.h runtime/fp8.h gen/cli/*.h            cuda* nvrtc* cublas* lua* lauxlib* lualib*
+gen/jit.c        gen/*.h runtime/bundle_format.h runtime/fp8.h       cuda* cublas*
 gen/*            gen/*.h runtime/bundle_format.h runtime/dynlib.h  cuda* cublas*
 runtime/*        runtime/*.h                                       lua* lauxlib* lualib* nvrtc*
 templates/*      *.cuh                                             *
