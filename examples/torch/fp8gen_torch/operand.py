@@ -94,7 +94,8 @@ def amax_of(tensor):
 def scales_of(amax, dtype=abi.E4M3, power_of_two=False):
     """(scale, scale_inv) of an amax, as recipe `current` defines them."""
     largest = torch.finfo(torch.float32).max
-    scale = (_FORMATS[dtype][1] / amax).clamp(max=largest)
+    limit = torch.full_like(amax, _FORMATS[dtype][1])
+    scale = (limit / amax).clamp(max=largest)  # a Python number / tensor would be its reciprocal times it
     scale = torch.where(amax > 0, scale, torch.ones_like(scale))
     if power_of_two:
         scale = (scale.view(torch.int32) & 0x7F800000).view(torch.float32)

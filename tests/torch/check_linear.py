@@ -1,0 +1,282 @@
+"""fp8_linear against F.linear: values, dtypes, shapes, strides, autocast, gradients, versions."""
+import gc
+import itertools
+import unittest
+import weakref
+
+import torch
+import torch.nn.functional as F
+
+import rig
+from rig import DEVICE, error, randn
+from fp8gen_torch import Fp8Error, Fp8Linear, Recipe, State, abi, fp8_linear, operand, weights_changed
+from fp8gen_torch import linear as module
+
+BOUND = {"y": 0.05, "dx": 0.09, "dw": 0.09}
+
+
+def leaf(tensor):
+    return tensor.detach().clone().requires_grad_()
+
+
+def both(x, w, b, run=fp8_linear, autocast=None):
+    """(y, dx, dw, dbias) of a function."""
+    x, w, b = leaf(x), leaf(w), None if b is None else leaf(b)
+    with torch.autocast(DEVICE.type, autocast or torch.bfloat16, enabled=autocast is not None):
+        y = run(x, w, b)
+    y.backward(randn(*y.shape, dtype=y.dtype, seed=9))
+    return y, x.grad, w.grad, None if b is None else b.grad
+
+
+class Linear(unittest.TestCase):
+    def compare(self, x, w, b, **how):
+        got, wanted = both(x, w, b, **how), both(x, w, b, F.linear, **how)
+        for name, a, c in zip(("y", "dx", "dw", "db"), got, wanted):
+            if c is None:
+                self.assertIsNone(a)
+                continue
+            self.assertEqual(a.dtype, c.dtype, name)
+            self.assertEqual(a.shape, c.shape, name)
+            self.assertLess(error(a, c), BOUND.get(name, 0.01), name)
+
+    def test_dtypes_and_ranks(self):
+        for dtype, shape in itertools.product((torch.bfloat16, torch.float32, torch.float16),
+                                              ((33, 72), (72,), (2, 3, 5, 72))):
+            with self.subTest(dtype=dtype, shape=shape):
+                x, w = randn(*shape, dtype=dtype, seed=1), randn(40, 72, dtype=dtype, seed=2)
+                self.compare(x, w, randn(40, dtype=dtype, seed=3))
+
+    def test_odd_shapes(self):
+        for m, n, k in ((17, 255, 100), (1, 512, 25), (129, 27, 1), (5, 1, 71)):
+            with self.subTest(m=m, n=n, k=k):
+                self.compare(randn(m, k, seed=1), randn(n, k, seed=2), None)
+
+    def test_autocast(self):
+        for xd, wd, ad in ((torch.float32, torch.float32, torch.bfloat16),
+                           (torch.bfloat16, torch.float32, torch.bfloat16),
+                           (torch.float32, torch.float32, torch.float16)):
+            with self.subTest(x=xd, w=wd, autocast=ad):
+                x, w = randn(19, 72, dtype=xd, seed=1), randn(40, 72, dtype=wd, seed=2)
+                self.compare(x, w, randn(40, dtype=wd, seed=3), autocast=ad)
+
+    def test_strides(self):
+        w = randn(40, 72, seed=2)
+        wide = randn(6, 2, 100, seed=4)
+        for name, x in (("slice", wide[..., 3:75]), ("transposed", randn(72, 9, seed=1).t()),
+                        ("expanded", randn(1, 72, seed=1).expand(5, 72)),
+                        ("batch_first", randn(4, 3, 72, seed=1).transpose(0, 1))):
+            with self.subTest(name):
+                x = x.detach()
+                got = fp8_linear(x, w)
+                self.assertTrue(torch.equal(got, fp8_linear(x.contiguous(), w)))
+        self.assertTrue(torch.equal(fp8_linear(randn(9, 72), w.t().contiguous().t()),
+                                    fp8_linear(randn(9, 72), w)))
+        x = leaf(randn(9, 72))
+        fp8_linear(x, leaf(w)).sum().backward()  # dy has strides of 0
+        self.assertLess(error(x.grad, w.sum(0).expand(9, 72)), 0.09)
+
+    def test_no_tokens(self):
+        x, w, b = leaf(randn(0, 3, 72)), leaf(randn(40, 72)), leaf(randn(40))
+        y = fp8_linear(x, w, b)
+        self.assertEqual(y.shape, (0, 3, 40))
+        y.sum().backward()
+        self.assertEqual(x.grad.shape, (0, 3, 72))
+        self.assertEqual(w.grad.abs().sum().item(), 0)
+        self.assertEqual(b.grad.abs().sum().item(), 0)
+
+    def test_what_is_wanted(self):
+        x, w, b = randn(33, 72, seed=1), randn(40, 72, seed=2), randn(40, seed=3)
+        full = both(x, w, b)
+        for wants in itertools.product((False, True), repeat=3):
+            tensors = [t.clone().requires_grad_(want) for t, want in zip((x, w, b), wants)]
+            y = fp8_linear(*tensors)
+            self.assertTrue(torch.equal(y, full[0]))
+            self.assertEqual(y.requires_grad, any(wants))
+            if any(wants):
+                y.backward(randn(*y.shape, seed=9))
+            for tensor, want, wanted in zip(tensors, wants, full[1:]):
+                if want:
+                    self.assertTrue(torch.equal(tensor.grad, wanted))
+                else:
+                    self.assertIsNone(tensor.grad)
+        for guard in (torch.no_grad, torch.inference_mode):
+            with guard():
+                self.assertTrue(torch.equal(fp8_linear(leaf(x), leaf(w), leaf(b)), full[0]))
+                self.assertTrue(torch.equal(fp8_linear(x.clone(), w.clone(), b.clone()), full[0]))
+
+    def test_main_grad(self):
+        x, w = randn(33, 72, seed=1), randn(40, 72, seed=2)
+        _, dx, dw, _ = both(x, w.float(), None)
+        for dtype in (torch.float32, torch.bfloat16):
+            weight = leaf(w)
+            weight.main_grad = torch.ones(40, 72, dtype=dtype, device=DEVICE)
+            for _ in range(2):
+                inputs = leaf(x)
+                fp8_linear(inputs, weight).backward(randn(33, 40, seed=9))
+                self.assertTrue(torch.equal(inputs.grad, dx))
+            self.assertIsNone(weight.grad)
+            self.assertTrue(weight.grad_added_to_main_grad)
+            self.assertLess(error(weight.main_grad, 1 + 2 * dw), 1e-6 if dtype.itemsize == 4 else 5e-3)
+
+    def test_saved_is_fp8(self):
+        kept = []
+        x, w = leaf(randn(256, 512)), leaf(randn(384, 512))
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            fp8_linear(x, w)
+        kept = [t for t in kept if t is not w and t.data_ptr() != w.data_ptr()]
+        self.assertEqual([t.dtype for t in kept], [torch.uint8])
+        self.assertEqual(kept[0].numel(), operand.operand_bytes(256, 512, abi.TRANSPOSED))
+        self.assertLess(kept[0].numel(), 0.51 * x.numel() * 2)
+
+    def test_offloaded_saved(self):
+        x, w = randn(33, 72, seed=1), randn(40, 72, seed=2)
+        wanted = both(x, w, None)
+        x, w = leaf(x), leaf(w)
+
+        def shift(t):
+            return torch.empty(t.numel() + 64, dtype=t.dtype)[64:].copy_(t.view(-1)).view(t.shape)
+        with torch.autograd.graph.saved_tensors_hooks(
+                lambda t: shift(t.cpu()) if t.dtype is torch.uint8 else t, lambda t: t.to(DEVICE)):
+            y = fp8_linear(x, w)
+        y.backward(randn(33, 40, seed=9))
+        self.assertTrue(torch.equal(w.grad, wanted[2]))
+
+    def test_errors(self):
+        x, w = randn(3, 72), randn(40, 72)
+        for bad in ((x[:, :71], w, None), (x, w[0], None), (x, w, randn(39))):
+            with self.assertRaises(RuntimeError):
+                fp8_linear(*bad)
+        with self.assertRaises(TypeError):
+            fp8_linear(x.double(), w.double())
+        with self.assertRaisesRegex(RuntimeError, "e5m2"):
+            fp8_linear(x, w, None, State(Recipe(format="e5m2")))
+        with self.assertRaisesRegex(RuntimeError, "differentiate twice|once_differentiable"):
+            x, w = leaf(x), leaf(w)
+            g, = torch.autograd.grad(fp8_linear(x, w).square().sum(), x, create_graph=True)
+            g.sum().backward()
+
+    def test_recipes(self):
+        x, w = randn(33, 72, seed=1), randn(40, 72, seed=2)
+        results = [both(x, w, None, lambda x, w, b, s=State(r): fp8_linear(x, w, b, s)) for r in (
+            Recipe(), Recipe(power_of_two=True), Recipe(format="e4m3"))]
+        reference = both(x, w, None, F.linear)
+        for result in results:
+            for a, c in zip(result[:3], reference):
+                self.assertLess(error(a, c), 0.09)
+        self.assertFalse(torch.equal(results[0][0], results[1][0]))
+        self.assertFalse(torch.equal(results[0][1], results[2][1]))
+
+
+class Versions(unittest.TestCase):
+    """The weight is quantised once for every version of it, and never too seldom."""
+
+    def setUp(self):
+        self.count = 0
+        self.original = module._quantize
+
+        def counted(layer, role, *rest):
+            self.count += role == abi.ROLE_W
+            return self.original(layer, role, *rest)
+        module._quantize = counted
+
+    def tearDown(self):
+        module._quantize = self.original
+
+    def fresh(self, x, w):
+        return fp8_linear(x, w.detach().clone())
+
+    def test_once(self):
+        x, w = leaf(randn(33, 72)), leaf(randn(40, 72))
+        for _ in range(3):
+            fp8_linear(x, w).sum().backward()
+        self.assertEqual(self.count, 1)
+        with torch.no_grad():
+            w.mul_(1.5)
+        y = fp8_linear(x, w)
+        self.assertEqual(self.count, 2)
+        self.assertTrue(torch.equal(y, self.fresh(x, w)))
+
+    def test_optimizer_and_data(self):
+        x, w = randn(33, 72), leaf(randn(40, 72))
+        optimizer = torch.optim.AdamW([w], lr=0.1)
+        fp8_linear(x, w).sum().backward()
+        optimizer.step()
+        self.assertTrue(torch.equal(fp8_linear(x, w), self.fresh(x, w)))
+        w.data.mul_(2)
+        weights_changed()
+        self.assertTrue(torch.equal(fp8_linear(x, w), self.fresh(x, w)))
+        w.data = w.data * 3
+        self.assertTrue(torch.equal(fp8_linear(x, w), self.fresh(x, w)))
+
+    def test_same_address(self):
+        state, x = State(), randn(33, 72)
+        for i in range(20):  # freed and allocated again, most likely at the same place
+            w = randn(40, 72, seed=i)
+            self.assertTrue(torch.equal(fp8_linear(x, w, None, state), self.fresh(x, w)))
+            del w
+
+    def test_changed_before_backward(self):
+        x, w = leaf(randn(33, 72)), leaf(randn(40, 72))
+        y = fp8_linear(x, w)
+        with torch.no_grad():
+            w.add_(1)
+        with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+            y.sum().backward()
+
+    def test_micro_batches(self):
+        x1, x2, w = leaf(randn(33, 72, seed=1)), leaf(randn(17, 72, seed=2)), leaf(randn(40, 72))
+        y1, y2 = fp8_linear(x1, w), fp8_linear(x2, w)  # forwards first, then backwards
+        y2.sum().backward()
+        y1.sum().backward()
+        self.assertEqual(self.count, 1)
+        self.assertLess(error(w.grad, torch.cat([x1, x2]).sum(0).expand(40, 72)), 0.09)
+
+    def test_not_kept(self):
+        state, x, w = State(keep=False), leaf(randn(33, 72)), leaf(randn(40, 72))
+        wanted = both(x, w, None)
+        fp8_linear(x, w, None, state).backward(randn(33, 40, seed=9))
+        self.assertIsNone(state._data)
+        self.assertTrue(torch.equal(x.grad, wanted[1]))
+        computed = (w * 2)
+        self.assertTrue(torch.equal(fp8_linear(x, computed), self.fresh(x, computed)))
+        self.assertFalse(hasattr(computed, "_fp8gen_state"))
+
+    def test_state_is_freed(self):
+        w = leaf(randn(40, 72))
+        fp8_linear(randn(3, 72), w)
+        state = weakref.ref(w._fp8gen_state)
+        del w
+        gc.collect()
+        self.assertIsNone(state())
+
+
+class Module(unittest.TestCase):
+    def test_module(self):
+        layer = Fp8Linear(72, 40, device=DEVICE, dtype=torch.bfloat16)
+        twin = torch.nn.Linear(72, 40, device=DEVICE, dtype=torch.bfloat16)
+        twin.load_state_dict(layer.state_dict())
+        self.assertLess(error(layer(randn(9, 72)), twin(randn(9, 72))), 0.05)
+
+    def test_bytes_equal_torch_ops(self):
+        """operand.py's quantisation, amax and assembly against the runtime's, bit for bit."""
+        for n, k in ((40, 72), (129, 257), (128, 128)):
+            for scale in (1.0, 1e-30, 1e-39):
+                w = randn(n, k, dtype=torch.float32, scale=scale, seed=n)
+                w[0, 0], w[1, 1], w[2, 2] = torch.inf, torch.nan, -torch.inf
+                for power_of_two in (False, True):
+                    recipe = Recipe(power_of_two=power_of_two)
+                    state = State(recipe)
+                    layer = state.layer(w, w, False, torch.bfloat16, torch.float32, 8)
+                    wanted = module._quantize(layer, abi.ROLE_W, w, abi.BOTH, None)
+                    amax = operand.amax_of(w)
+                    s, inverse = operand.scales_of(amax, abi.E4M3, power_of_two)
+                    rows = operand.quantize_rows(w, s)
+                    got = operand.assemble(rows, operand.header(amax, s, inverse), n, k, abi.BOTH)
+                    for words in (0, 4, 8):
+                        self.assertEqual(got[:64].view(torch.float32)[words].item(),
+                                         wanted[:64].view(torch.float32)[words].item(), words)
+                    self.assertTrue(torch.equal(got[256:], wanted[256:]), (n, k, scale))
+
+
+if __name__ == "__main__":
+    rig.main()
