@@ -35,6 +35,10 @@
     X(launch_kernel, "cuLaunchKernel",                                                             \
       (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, \
        void **, void **))                                                                          \
+    X(tensor_map_encode, "cuTensorMapEncodeTiled",                                                 \
+      (CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,                 \
+       const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,          \
+       CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill))                       \
     X(launch_kernel_ex, "cuLaunchKernelEx",                                                        \
       (const CUlaunchConfig *, CUfunction, void **, void **))                                      \
     X(mem_alloc, "cuMemAlloc_v2", (CUdeviceptr *, size_t))                                         \

@@ -104,6 +104,7 @@ typedef enum fp8_dtype {
     FP8_DTYPE_FP32 = 4,
     FP8_DTYPE_UINT32 = 5,
     FP8_DTYPE_UINT8 = 6,
+    FP8_DTYPE_FP16 = 7, /* outputs only: y, dx, dw */
 } fp8_dtype;
 
 /* Bytes of one element; 0 for FP8_DTYPE_NONE and unknown values. */
@@ -296,7 +297,6 @@ typedef enum fp8_bytes {
 FP8_API fp8_status fp8_layer_bytes(const fp8_layer *layer, int64_t tokens, fp8_bytes which,
                                    size_t *bytes);
 
-/* ---- passes ----------------------------------------------------------------------------------- */
 /* ---- layers by description ---------------------------------------------------------------------- */
 
 typedef enum fp8_accumulation {
@@ -339,6 +339,7 @@ typedef struct fp8_layer_description {
         }                                                                                          \
     }
 
+/* ---- passes ----------------------------------------------------------------------------------- */
 
 /* What every pass takes. The workspace has any alignment and at least fp8_layer_bytes(WORKSPACE);
  * its contents need not be initialised and are lost. */

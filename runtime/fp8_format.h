@@ -1,13 +1,13 @@
 /*
  * fp8_format.h - number formats and scale arithmetic on the CPU, bit for bit as NUMERICS section 2.
  *
- * In: float32 or bf16 values, a scale. Out: E4M3 and E5M2 bytes, bf16 halves, scales. Pure functions on
- * values; no memory, no state, no knowledge of tensors. Everything that must agree with the kernels to
- * the last bit is here once, branch-free where a loop has to vectorise.
+ * In: float32 or bf16 values, a scale. Out: E4M3 and E5M2 bytes, bf16 halves, scales. Pure
+ * functions on values; no memory, no state, no knowledge of tensors. Everything that must agree
+ * with the kernels to the last bit is here once, branch-free where a loop has to vectorise.
  *
  * Whether an element is finite is judged on x, not on x * scale: a finite x whose product overflows
- * saturates, an infinite x does not. Code that includes this is compiled with -ffp-contract=off and runs
- * in the default floating-point environment (round to nearest, subnormals kept).
+ * saturates, an infinite x does not. Code that includes this is compiled with -ffp-contract=off and
+ * runs in the default floating-point environment (round to nearest, subnormals kept).
  */
 #ifndef FP8_FORMAT_H
 #define FP8_FORMAT_H
@@ -50,16 +50,54 @@ static inline uint16_t fp8_float_to_bf16(float value)
     return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded);
 }
 
-/* Rounds once: a float rounded to odd has enough spare bits that the second step is the only rounding. */
-static inline uint16_t fp8_double_to_bf16(double value)
+/* A float that the rounding to 16 bits takes where it would take the double: one rounded to odd has
+ * enough spare bits that the second step is the only rounding. */
+static inline float fp8_double_to_odd(double value)
 {
     float near = (float)value;
     double back = (double)near;
     if (back == value || value != value)
-        return fp8_float_to_bf16(near);
+        return near;
     uint32_t bits = fp8_bits_of_float(near);
     bool away = value < 0 ? back < value : back > value;
-    return fp8_float_to_bf16(fp8_float_of_bits((bits - (away ? 1u : 0u)) | 1u));
+    return fp8_float_of_bits((bits - (away ? 1u : 0u)) | 1u);
+}
+
+static inline uint16_t fp8_double_to_bf16(double value)
+{
+    return fp8_float_to_bf16(fp8_double_to_odd(value));
+}
+
+/* ---- fp16 ---- */
+
+static inline float fp8_fp16_to_float(uint16_t half)
+{
+    uint32_t size = half & 0x7FFFu;
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
+    float value = fp8_float_of_bits(size << 13) * 0x1p112f;
+    uint32_t bits = size >= 0x7C00u ? 0x7F800000u | size << 13 : fp8_bits_of_float(value);
+    return fp8_float_of_bits(bits | sign);
+}
+
+/* Round to nearest even, beyond 65504 to infinity; a NaN keeps its sign and stays a NaN. */
+static inline uint16_t fp8_float_to_fp16(float value)
+{
+    uint32_t bits = fp8_bits_of_float(value);
+    uint32_t size = bits & 0x7FFFFFFFu, sign = bits >> 16 & 0x8000u;
+    if (size > 0x7F800000u)
+        return (uint16_t)(sign | 0x7E00u);
+    if (size >= 0x477FF000u) /* halfway from 65504 to 65536 */
+        return (uint16_t)(sign | 0x7C00u);
+    if (size < 0x38800000u) { /* below 2^-14: whole steps of 2^-24 */
+        float steps = fp8_float_of_bits(size) + 0x1p-1f;
+        return (uint16_t)(sign | (fp8_bits_of_float(steps) - 0x3F000000u));
+    }
+    return (uint16_t)(sign | ((size - 0x38000000u + 0xFFFu + (size >> 13 & 1u)) >> 13));
+}
+
+static inline uint16_t fp8_double_to_fp16(double value)
+{
+    return fp8_float_to_fp16(fp8_double_to_odd(value));
 }
 
 /* ---- FP8 ---- */
@@ -157,8 +195,8 @@ static inline float fp8_decode_e5m2(uint8_t code)
 
 /* ---- scales ---- */
 
-/* maximum / amax; 1 for amax = 0, FLT_MAX where the quotient overflows, then rounded down to a power of
- * two if asked. amax is finite and not negative. */
+/* maximum / amax; 1 for amax = 0, FLT_MAX where the quotient overflows, then rounded down to a
+ * power of two if asked. amax is finite and not negative. */
 static inline float fp8_scale_of_amax(float amax, float maximum, bool power_of_two)
 {
     if (amax == 0.0f)

@@ -53,12 +53,12 @@ void fp8_frame_operand(struct fp8_frame *frame, fp8_role role, const fp8_operand
 
 /* ---- workspace ---- */
 
-/* Whether a buffer may need a place in the workspace of this backend. */
+/* Whether a buffer may need a place in the workspace of this layer. */
 static bool is_scratch(const struct fp8_layer *layer, fp8_pass pass, int buffer, bool want_row)
 {
     const struct fp8_buffer *b = &layer->plan->buffers[buffer];
     if (b->object == FP8_OBJECT_WORKSPACE)
-        return !(layer->context->is_host && layer->plan->passes[pass].gemm_buffers >> buffer & 1u);
+        return !(layer->unused[pass] >> buffer & 1u);
     if (b->object != FP8_OBJECT_OPERAND)
         return false;
     return b->part == FP8_PART_SCALES || (want_row && b->part == FP8_PART_ROW);

@@ -21,6 +21,7 @@
     X(get_version, cublasLtGetVersion)                                                             \
     X(matmul, cublasLtMatmul)                                                                      \
     X(heuristic, cublasLtMatmulAlgoGetHeuristic)                                                   \
+    X(check, cublasLtMatmulAlgoCheck)                                                              \
     X(desc_init, cublasLtMatmulDescInit_internal)                                                  \
     X(desc_set, cublasLtMatmulDescSetAttribute)                                                    \
     X(layout_init, cublasLtMatrixLayoutInit_internal)                                              \
@@ -113,6 +114,8 @@ static cudaDataType_t data_type(fp8_dtype dtype)
         return CUDA_R_8F_E5M2;
     case FP8_DTYPE_BF16:
         return CUDA_R_16BF;
+    case FP8_DTYPE_FP16:
+        return CUDA_R_16F;
     default:
         return CUDA_R_32F;
     }
@@ -229,6 +232,23 @@ int fp8_lt_ask(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,
         choices[kept++].workspace_bytes = results[i].workspaceSize;
     }
     return kept;
+}
+
+bool fp8_lt_check(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,
+                  const uint64_t algo[8], struct fp8_lt_choice *choice)
+{
+    struct descriptors d;
+    cublasLtMatmulHeuristicResult_t result = { .state = CUBLAS_STATUS_NOT_SUPPORTED };
+    cublasLtMatmulAlgo_t given;
+    _Static_assert(sizeof given == 8 * sizeof *algo, "an algorithm is 64 bytes");
+    memcpy(&given, algo, sizeof given);
+    if (describe(lt, problem, &d) != CUBLAS_STATUS_SUCCESS ||
+        lt->check(lt->handle, &d.op, &d.a, &d.b, &d.out, &d.out, &given, &result) !=
+            CUBLAS_STATUS_SUCCESS ||
+        result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > problem->workspace_bytes)
+        return false;
+    *choice = (struct fp8_lt_choice){ given, result.workspaceSize };
+    return true;
 }
 
 bool fp8_lt_try(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,

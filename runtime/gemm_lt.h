@@ -3,7 +3,7 @@
  *
  * Row-major out[rows, cols] = a[rows, depth] b[cols, depth]^T is, column-major, D (cols x rows) = B^T A with
  * both operands K-major: the only layout that FP8 has on Hopper. Between gemm_lt.c, which speaks to the
- * library, and gemm_plan.c, which chooses.
+ * library, and gemm_cublaslt.c, which chooses.
  */
 #ifndef FP8_GEMM_LT_H
 #define FP8_GEMM_LT_H
@@ -39,6 +39,9 @@ struct fp8_lt_choice {
  * bytes); none is no error. */
 int fp8_lt_ask(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,
                struct fp8_lt_choice *choices, int most);
+/* Whether this library takes these 64 bytes as an algorithm for the problem; then *choice is it. */
+bool fp8_lt_check(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,
+                  const uint64_t algo[8], struct fp8_lt_choice *choice);
 /* Enqueues; *reason is cuBLASLt's word for a refusal. */
 bool fp8_lt_try(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,
                 const struct fp8_lt_choice *choice, const char **reason);

@@ -1,9 +1,10 @@
 /*
  * host.c - entry of the host backend, and its two small ops: store and dequantize.
  *
- * The floating-point environment is set here once for all ops: casts and scales need round to nearest and
- * subnormals, which a caller may have switched off. store exists for completeness of the op table (the kernels of that name are compared with it): the
- * host's own GEMM writes the caller's tensor directly.
+ * The floating-point environment is set here once for all ops: casts and scales need round to
+ * nearest and subnormals, which a caller may have switched off. store exists for completeness of
+ * the op table (the kernels of that name are compared with it): the host's own GEMM writes the
+ * caller's tensor directly.
  */
 #include "runtime/host.h"
 
@@ -38,8 +39,10 @@ struct store {
 
 static float load_float(const void *address, fp8_dtype dtype)
 {
-    return dtype == FP8_DTYPE_FP32 ? *(const float *)address
-                                   : fp8_bf16_to_float(*(const uint16_t *)address);
+    if (dtype == FP8_DTYPE_FP32)
+        return *(const float *)address;
+    uint16_t half = *(const uint16_t *)address;
+    return dtype == FP8_DTYPE_BF16 ? fp8_bf16_to_float(half) : fp8_fp16_to_float(half);
 }
 
 static void store_item(void *user, int64_t index)
@@ -57,14 +60,15 @@ static void store_item(void *user, int64_t index)
             if (to == FP8_DTYPE_FP32)
                 *(float *)target = value;
             else
-                *(uint16_t *)target = fp8_float_to_bf16(value);
+                *(uint16_t *)target =
+                    to == FP8_DTYPE_BF16 ? fp8_float_to_bf16(value) : fp8_float_to_fp16(value);
         }
     }
 }
 
 static bool is_float(fp8_dtype dtype)
 {
-    return dtype == FP8_DTYPE_BF16 || dtype == FP8_DTYPE_FP32;
+    return dtype == FP8_DTYPE_BF16 || dtype == FP8_DTYPE_FP16 || dtype == FP8_DTYPE_FP32;
 }
 
 static int64_t rows_of_grain(int64_t cols)

@@ -2,11 +2,12 @@
  * host.h - the reference backend: the ops of a plan on the CPU.
  *
  * In: an op, its semantics, its evaluated arguments with pointers into host memory. Out: what
- * bundle_format.h says of that op, done when the call returns. It is the oracle for the kernels: casts,
- * scales and amaxes agree with them bit for bit, GEMM sums are more exact. It takes any alignment and
- * leading dim, so it never needs the stage, the store op or the gemm workspace. Allocates nothing; uses up
- * to 256 KiB of stack. Works in the default floating-point environment and puts the caller's back, so a
- * caller that flushes subnormals gets the same bits as one that does not. Knows no layers, manifests or devices.
+ * bundle_format.h says of that op, done when the call returns. It is the oracle for the kernels:
+ * casts, scales and amaxes agree with them bit for bit, GEMM sums are more exact. It takes any
+ * alignment and leading dim, so it never needs the stage, the store op or the gemm workspace.
+ * Allocates nothing; uses up to 256 KiB of stack. Works in the default floating-point environment
+ * and puts the caller's back, so a caller that flushes subnormals gets the same bits as one that
+ * does not. Knows no layers, manifests or devices.
  */
 #ifndef FP8_HOST_H
 #define FP8_HOST_H
@@ -37,8 +38,8 @@ fp8_status fp8_host_decode_table(fp8_dtype format, float values[256]);
 static inline void *fp8_host_at(const void *base, fp8_dtype dtype, int64_t ld, int64_t row,
                                 int64_t col)
 {
-    size_t bytes = dtype == FP8_DTYPE_FP32 ? 4 : dtype == FP8_DTYPE_BF16 ? 2 : 1;
-    return (char *)base + (size_t)(row * ld + col) * bytes;
+    bool half = dtype == FP8_DTYPE_BF16 || dtype == FP8_DTYPE_FP16;
+    return (char *)base + (size_t)(row * ld + col) * (dtype == FP8_DTYPE_FP32 ? 4 : half ? 2 : 1);
 }
 
 #endif

@@ -1,14 +1,14 @@
 /*
  * host_gemm.c - the op gemm on the CPU: out = (a b^T) * scales + bias (+ out).
  *
- * In: two FP8 matrices, contraction along their rows, any leading dim; tails are never read. Out: bf16 or
- * float32 of any alignment and leading dim, rounded once from float64.
+ * In: two FP8 matrices, contraction along their rows, any leading dim; tails are never read. Out:
+ * bf16, fp16 or float32 of any alignment and leading dim, rounded once from float64.
  *
- * An item computes one block of the output. Per 128 of depth it decodes its strips of both operands into
- * float32 panels, [k][tile], and multiplies tile by tile: products of two FP8 values are exact in float32,
- * up to 128 of them are added in float32, and these sums are added in float64. So the error does not grow
- * with the depth, the result does not depend on threads or instruction set, and an element depends only on
- * its own row of a and row of b.
+ * An item computes one block of the output. Per 128 of depth it decodes its strips of both operands
+ * into float32 panels, [k][tile], and multiplies tile by tile: products of two FP8 values are exact
+ * in float32, up to 128 of them are added in float32, and these sums are added in float64. So the
+ * error does not grow with the depth, the result does not depend on threads or instruction set, and
+ * an element depends only on its own row of a and row of b.
  */
 #include "runtime/host.h"
 
@@ -48,8 +48,9 @@ struct block {
     double sums[BLOCK_ROWS * BLOCK_COLS];
 };
 
-/* Rows [first, first + rows) of the operand, [k, k + depth), to panels of `tile` rows: element (i, k) at
- * panel[i / tile][k][i % tile]. Rows beyond the operand are zero; their results are not used. */
+/* Rows [first, first + rows) of the operand, [k, k + depth), to panels of `tile` rows: element (i,
+ * k) at panel[i / tile][k][i % tile]. Rows beyond the operand are zero; their results are not
+ * used. */
 static void decode_panels(const struct operand *from, int64_t first, int64_t rows, int64_t k,
                           int64_t depth, int64_t tile, float *panel)
 {
@@ -81,6 +82,23 @@ static void multiply_block(const struct gemm *job, struct block *block)
     }
 }
 
+/* Rounds once, with what was there if that is added to. */
+static inline void put(fp8_dtype dtype, bool accumulate, void *out, int64_t at, double value)
+{
+    if (dtype == FP8_DTYPE_FP32) {
+        float *target = (float *)out + at;
+        *target = (float)(accumulate ? (double)*target + value : value);
+    } else if (dtype == FP8_DTYPE_BF16) {
+        uint16_t *target = (uint16_t *)out + at;
+        *target =
+            fp8_double_to_bf16(accumulate ? (double)fp8_bf16_to_float(*target) + value : value);
+    } else {
+        uint16_t *target = (uint16_t *)out + at;
+        *target =
+            fp8_double_to_fp16(accumulate ? (double)fp8_fp16_to_float(*target) + value : value);
+    }
+}
+
 /* In float64 nothing here over- or underflows, but the order is the rule's all the same. */
 static void put_block(const struct gemm *job, const struct block *block)
 {
@@ -90,14 +108,7 @@ static void put_block(const struct gemm *job, const struct block *block)
             double value = block->sums[i * BLOCK_COLS + j] * job->smaller * job->larger;
             if (job->bias != NULL)
                 value += (double)fp8_bf16_to_float(job->bias[block->col + j]);
-            if (job->out_dtype == FP8_DTYPE_FP32) {
-                float *target = (float *)out + j;
-                *target = (float)(job->accumulate ? (double)*target + value : value);
-            } else {
-                uint16_t *target = (uint16_t *)out + j;
-                double old = job->accumulate ? (double)fp8_bf16_to_float(*target) : 0.0;
-                *target = fp8_double_to_bf16(job->accumulate ? old + value : value);
-            }
+            put(job->out_dtype, job->accumulate, out, j, value);
         }
     }
 }
@@ -137,7 +148,8 @@ fp8_status fp8_host_gemm(struct fp8_pool *pool, const fp8_semantics *semantics,
         .out_dtype = semantics->target_dtype,
         .accumulate = args[FP8_GEMM_accumulate].i != 0,
     };
-    if (job.out_dtype != FP8_DTYPE_BF16 && job.out_dtype != FP8_DTYPE_FP32)
+    if (job.out_dtype != FP8_DTYPE_BF16 && job.out_dtype != FP8_DTYPE_FP16 &&
+        job.out_dtype != FP8_DTYPE_FP32)
         return fp8_fail(FP8_ERR_UNSUPPORTED, "host backend: no gemm with %s output",
                         fp8_dtype_name(job.out_dtype));
     FP8_TRY(fp8_host_decode_table(semantics->source_dtype, job.a.values));

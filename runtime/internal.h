@@ -87,7 +87,8 @@ fp8_status fp8_copy_bytes(const struct fp8_context *context, void *target, const
 enum {
     FP8_MAX_BUFFERS = 48,
     FP8_MAX_STEPS = 8,
-    FP8_MAX_RANGES = 16,
+    FP8_MAX_RANGES = 64,
+    FP8_MAX_CHOICES = 8,
     FP8_MAX_ARCHS = 16,
 };
 
@@ -165,7 +166,7 @@ struct fp8_cubin {
     const char *xxh128;
 };
 
-enum fp8_grid_rule { FP8_GRID_TILES, FP8_GRID_ELEMENTS };
+enum fp8_grid_rule { FP8_GRID_TILES, FP8_GRID_ELEMENTS, FP8_GRID_CLUSTERS };
 
 struct fp8_grid {
     enum fp8_grid_rule rule;
@@ -176,6 +177,23 @@ struct fp8_grid {
     int64_t tile_elements;
     int64_t ctas_per_sm; /* 0: no such cap */
     int64_t max_ctas;    /* 0: no cap */
+    bool persistent;     /* ctas_per_sm holds for calls that do not limit the SMs too */
+};
+
+/* What a kernel parameter is, if it is not an argument of the op: these follow its indices. */
+enum fp8_parameter {
+    FP8_PARAMETER_MAP_A = FP8_OP_MAX_ARGS,
+    FP8_PARAMETER_MAP_B,
+    FP8_PARAMETER_MAP_OUT,
+    FP8_PARAMETER_OUT_BY_MAP,
+    FP8_PARAMETER_END
+};
+enum { FP8_MAP_COUNT = 3 }; /* of a, b, out */
+
+/* Elements that TMA moves at once. */
+struct fp8_box {
+    int32_t inner;
+    int32_t outer;
 };
 
 struct fp8_kernel {
@@ -184,7 +202,9 @@ struct fp8_kernel {
     enum fp8_op op;
     fp8_semantics semantics;
     int arg_count;
-    uint8_t arg_index[FP8_OP_MAX_ARGS]; /* the op's argument behind each kernel parameter */
+    uint8_t arg_index[FP8_OP_MAX_ARGS]; /* the op's argument, or a fp8_parameter, behind each of the
+                                         * kernel's */
+    struct fp8_box boxes[FP8_MAP_COUNT]; /* op gemm */
     struct fp8_grid grid;
     int32_t block;
     int32_t cluster;
@@ -195,11 +215,24 @@ struct fp8_kernel {
     void *function; /* CUfunction */
 };
 
+enum fp8_backend { FP8_BACKEND_GENERATED, FP8_BACKEND_CUBLASLT };
+
+/* One way to run the products of a range. */
+struct fp8_choice {
+    enum fp8_backend backend;
+    const char *reason;
+    const struct fp8_kernel *overwrite; /* generated */
+    const struct fp8_kernel *add;       /* NULL: the pass never accumulates */
+    int64_t version;                    /* cublaslt: of `algo`; 0: there is none */
+    uint64_t algo[8];
+};
+
 struct fp8_range {
     int64_t min_tokens;
     int64_t max_tokens;
     const char *dtype;
-    const char *reason;
+    int choice_count;
+    struct fp8_choice *choices; /* the last is cublaslt */
 };
 
 struct fp8_store {
@@ -216,8 +249,17 @@ struct fp8_gemm_step {
     struct fp8_store overwrite;
     struct fp8_store accumulate; /* kernel NULL: the pass never accumulates */
     int range_count;
-    struct fp8_range ranges[FP8_MAX_RANGES];
+    struct fp8_range *ranges;
 };
+
+/* The range that serves M = tokens; the first for none. */
+static inline int fp8_range_at(const struct fp8_gemm_step *gemm, int64_t tokens)
+{
+    int index = 0;
+    while (index + 1 < gemm->range_count && tokens > gemm->ranges[index].max_tokens)
+        index++;
+    return index;
+}
 
 struct fp8_step {
     enum fp8_op op;
@@ -233,8 +275,7 @@ struct fp8_pass_plan {
     struct fp8_step steps[FP8_MAX_STEPS];
     int buffer_count; /* those that the steps name, the gemm's own among them */
     int8_t buffers[FP8_MAX_BUFFERS];
-    uint64_t
-        gemm_buffers; /* bit = buffer: stages and workspace of the gemm, which the host needs not */
+    uint64_t gemm_buffers; /* bit = buffer: the stages and the workspace of cuBLASLt */
 };
 
 struct fp8_layer_plan {
@@ -294,7 +335,12 @@ struct fp8_bundle {
 fp8_status fp8_kernel_load(const struct fp8_context *context, struct fp8_kernel *kernel,
                            const void *image);
 void fp8_kernel_unload(const struct fp8_context *context, struct fp8_kernel *kernel);
-int64_t fp8_kernel_grid(const struct fp8_kernel *kernel, const fp8_value *args, int32_t sms);
+/* CTAs of a launch that may use `sms` SMs of the context's. */
+int64_t fp8_kernel_grid(const struct fp8_context *context, const struct fp8_kernel *kernel,
+                        const fp8_value *args, int32_t sms);
+/* Enqueues with the parameters as the kernel's list has them; the context is entered. */
+fp8_status fp8_kernel_launch(const struct fp8_context *context, const struct fp8_kernel *kernel,
+                             int64_t ctas, void **parameters, fp8_stream stream);
 /* Runs the kernel with the op's arguments: enqueued on a CUDA context, executed on the host. */
 fp8_status fp8_kernel_run(const struct fp8_context *context, const struct fp8_kernel *kernel,
                           const fp8_value *args, fp8_stream stream, int32_t sms);
@@ -376,7 +422,7 @@ size_t fp8_frame_workspace_bytes(const struct fp8_layer *layer, fp8_pass pass, i
 /* Runs the steps [first, end) of a pass; the context is entered. */
 fp8_status fp8_frame_run(const struct fp8_frame *frame, fp8_pass pass, int first, int end);
 
-/* ---- GEMM through cuBLASLt (gemm_lt.c, gemm_plan.c) ---- */
+/* ---- GEMM (gemm_plan.c and the rooms that gemm_plan.h names; gemm_lt.c) ---- */
 
 struct fp8_gemm_plan;
 
@@ -385,8 +431,8 @@ fp8_status fp8_lt_create(const struct fp8_context *context, struct fp8_lt **lt);
 void fp8_lt_destroy(struct fp8_lt *lt);
 uint64_t fp8_lt_version(const struct fp8_lt *lt);
 
-/* Asks the heuristic once per range of tokens and way to write the output; the context is entered.
- * FP8_ERR_CUBLASLT: there is no algorithm for some range. */
+/* Takes for every range of tokens the first choice that this context can run, and asks cuBLASLt's heuristic
+ * where that is cublaslt; the context is entered. FP8_ERR_CUBLASLT: there is no algorithm for some range. */
 fp8_status fp8_gemm_plan_create(const struct fp8_context *context,
                                 const struct fp8_layer_plan *layer, fp8_pass pass,
                                 struct fp8_gemm_plan **plan);
@@ -394,9 +440,11 @@ void fp8_gemm_plan_destroy(struct fp8_gemm_plan *plan);
 /* Runs the gemm step, whose arguments have been evaluated; nothing in it is empty. */
 fp8_status fp8_gemm_run(struct fp8_gemm_plan *plan, const struct fp8_frame *frame,
                         const fp8_value *args);
-/* The algorithm that would run first, as text that lives as long as the plan, and the launches for an
- * output that is contiguous and aligned. */
-const char *fp8_gemm_describe(const struct fp8_gemm_plan *plan, int64_t tokens, uint32_t *launches);
+/* Whether any range needs the stages and the workspace of cuBLASLt. */
+bool fp8_gemm_needs_buffers(const struct fp8_gemm_plan *plan);
+/* What runs for M = tokens: backend, kernel (the algorithm that would run first), dtype, reason, as texts that
+ * live as long as the plan; adds the launches for an output that is contiguous and aligned. */
+void fp8_gemm_describe(const struct fp8_gemm_plan *plan, int64_t tokens, fp8_dispatch *dispatch);
 
 /* ---- layers (layer.c) ---- */
 
@@ -406,6 +454,7 @@ struct fp8_layer {
     const struct fp8_layer_plan *plan;
     struct fp8_gemm_plan
         *gemms[FP8_PASS_COUNT];        /* NULL on the host and for passes without a gemm */
+    uint64_t unused[FP8_PASS_COUNT];   /* bit = buffer: workspace that the backend needs not */
     size_t workspace_bytes;            /* for max_tokens */
     char kernels[FP8_PASS_COUNT][192]; /* for fp8_layer_dispatch */
     char dtypes[FP8_PASS_COUNT][64];

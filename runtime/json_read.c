@@ -158,11 +158,10 @@ fp8_status fp8_read_word(const struct fp8_reader *reader, const json_t *object, 
 fp8_status fp8_read_dtype(const struct fp8_reader *reader, const json_t *object, const char *key,
                           fp8_dtype *value)
 {
-    static const char *const words[] = {
-        "none", "e4m3", "e5m2", "bf16", "fp32", "uint32", "uint8"
-    };
+    static const char *const words[] = { "none", "e4m3",   "e5m2",  "bf16",
+                                         "fp32", "uint32", "uint8", "fp16" };
     int index = 0;
-    FP8_TRY(fp8_read_word(reader, object, key, words, 7, &index));
+    FP8_TRY(fp8_read_word(reader, object, key, words, 8, &index));
     *value = (fp8_dtype)index;
     return FP8_OK;
 }

@@ -52,6 +52,8 @@ fp8_status fp8_read_allocate(const struct fp8_reader *reader, size_t count, size
 
 /* ---- between the manifest's own files ---- */
 
+fp8_status fp8_manifest_read_kernel(struct fp8_reader *reader, const struct fp8_manifest *manifest,
+                                    const json_t *record, struct fp8_kernel *kernel);
 /* NULL if there is none of that name. */
 const struct fp8_kernel *fp8_manifest_kernel(const struct fp8_manifest *manifest, const char *name);
 /* Largest extent of anything: products of two are still numbers of 64 bits with room for a dtype. */
@@ -62,11 +64,12 @@ fp8_status fp8_manifest_buffers(struct fp8_reader *reader, const json_t *record,
 int fp8_manifest_find_buffer(const struct fp8_layer_plan *plan, const char *name, size_t length);
 fp8_status fp8_manifest_layer(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                               const json_t *record, struct fp8_layer_plan *plan);
-/* The number of an op's argument, -1 if it has none of that name; its name and type. */
-int fp8_op_arg(enum fp8_op op, const char *name);
-int fp8_op_arg_count(enum fp8_op op);
-const char *fp8_op_arg_name(enum fp8_op op, int index);
-enum fp8_arg_type fp8_op_arg_type(enum fp8_op op, int index);
-extern const char *const fp8_op_names[FP8_OP_COUNT];
+/* The kernel that `key` names, which must implement `op`. */
+fp8_status fp8_manifest_kernel_named(struct fp8_reader *reader, const struct fp8_manifest *manifest,
+                                     const json_t *record, const char *key, enum fp8_op op,
+                                     const struct fp8_kernel **kernel);
+fp8_status fp8_manifest_dispatch(struct fp8_reader *reader, const struct fp8_manifest *manifest,
+                                 const struct fp8_layer_plan *plan, const json_t *record,
+                                 const struct fp8_step *step);
 
 #endif

@@ -3,7 +3,8 @@
  *
  * An op's arguments arrive evaluated in the op's order; the kernel record says which of them the kernel
  * takes, in which order. The parameter list is an array of pointers to those values on the stack. The host
- * context executes the op itself, with the semantics of the same record.
+ * context executes the op itself, with the semantics of the same record. Kernels of op gemm take tensor maps
+ * too: gemm_generated.c makes their lists.
  */
 #include <stdio.h>
 
@@ -13,15 +14,15 @@
 
 enum { DEFAULT_SHARED_BYTES = 48 * 1024 };
 
-#define X(name, type) FP8_ARG_##type,
-static const uint8_t amax_types[] = { FP8_OP_ARGS_AMAX(X) };
-static const uint8_t quantize_types[] = { FP8_OP_ARGS_QUANTIZE(X) };
-static const uint8_t store_types[] = { FP8_OP_ARGS_STORE(X) };
-static const uint8_t dequantize_types[] = { FP8_OP_ARGS_DEQUANTIZE(X) };
-static const uint8_t gemm_types[] = { FP8_OP_ARGS_GEMM(X) };
-#undef X
-static const uint8_t *const arg_types[FP8_OP_COUNT] = { amax_types, quantize_types, store_types,
-                                                        dequantize_types, gemm_types };
+static size_t parameter_bytes(const struct fp8_kernel *kernel, int parameter)
+{
+    int index = kernel->arg_index[parameter];
+    if (index == FP8_PARAMETER_OUT_BY_MAP)
+        return sizeof(int32_t);
+    if (index >= FP8_PARAMETER_MAP_A)
+        return FP8_TENSOR_MAP_BYTES;
+    return fp8_op_arg_type(kernel->op, index) == FP8_ARG_INT32 ? sizeof(int32_t) : sizeof(int64_t);
+}
 
 /* The compiled kernel's own parameter list, where the driver can tell it. */
 static fp8_status check_parameters(const struct fp8_context *context,
@@ -42,7 +43,7 @@ static fp8_status check_parameters(const struct fp8_context *context,
                 kernel->name, kernel->arg_count, is_past ? "fewer" : "more");
         if (is_past)
             return FP8_OK;
-        size_t wanted = arg_types[kernel->op][kernel->arg_index[i]] == FP8_ARG_INT32 ? 4 : 8;
+        size_t wanted = parameter_bytes(kernel, i);
         if (bytes != wanted)
             return fp8_fail(
                 FP8_ERR_BUNDLE,
@@ -87,15 +88,18 @@ void fp8_kernel_unload(const struct fp8_context *context, struct fp8_kernel *ker
     kernel->function = NULL;
 }
 
-int64_t fp8_kernel_grid(const struct fp8_kernel *kernel, const fp8_value *args, int32_t sms)
+int64_t fp8_kernel_grid(const struct fp8_context *context, const struct fp8_kernel *kernel,
+                        const fp8_value *args, int32_t sms)
 {
     const struct fp8_grid *grid = &kernel->grid;
     int64_t rows = args[grid->rows].i, cols = args[grid->cols].i, ctas;
-    if (grid->rule == FP8_GRID_TILES)
-        ctas = fp8_ceil_div(rows, grid->tile_rows) * fp8_ceil_div(cols, grid->tile_cols);
-    else
+    if (grid->rule == FP8_GRID_ELEMENTS)
         ctas = fp8_ceil_div(rows * cols, grid->tile_elements);
-    if (grid->ctas_per_sm > 0)
+    else
+        ctas = fp8_ceil_div(rows, grid->tile_rows) * fp8_ceil_div(cols, grid->tile_cols);
+    if (grid->rule == FP8_GRID_CLUSTERS)
+        return kernel->cluster * fp8_min_i64(ctas, fp8_max_i64(1, sms / kernel->cluster));
+    if (grid->ctas_per_sm > 0 && (grid->persistent || sms < context->sms))
         ctas = fp8_min_i64(ctas, grid->ctas_per_sm * sms);
     if (grid->max_ctas > 0)
         ctas = fp8_min_i64(ctas, grid->max_ctas);
@@ -127,35 +131,34 @@ static CUresult launch(const struct fp8_driver *driver, const struct fp8_kernel 
     return driver->launch_kernel_ex(&config, kernel->function, parameters, NULL);
 }
 
-fp8_status fp8_kernel_run(const struct fp8_context *context, const struct fp8_kernel *kernel,
-                          const fp8_value *args, fp8_stream stream, int32_t sms)
+fp8_status fp8_kernel_launch(const struct fp8_context *context, const struct fp8_kernel *kernel,
+                             int64_t ctas, void **parameters, fp8_stream stream)
 {
-    if (context->is_host)
-        return fp8_host_run(context->pool, kernel->op, &kernel->semantics, args);
-    int64_t ctas = fp8_kernel_grid(kernel, args, sms);
-    if (ctas <= 0)
-        return FP8_OK;
-    union parameter {
-        void *p;
-        int64_t i;
-        int32_t i32;
-    } values[FP8_OP_MAX_ARGS];
-    void *parameters[FP8_OP_MAX_ARGS];
-    const uint8_t *types = arg_types[kernel->op];
-    for (int i = 0; i < kernel->arg_count; i++) {
-        int index = kernel->arg_index[i];
-        if (types[index] == FP8_ARG_POINTER)
-            values[i].p = args[index].p;
-        else if (types[index] == FP8_ARG_INT64)
-            values[i].i = args[index].i;
-        else
-            values[i].i32 = (int32_t)args[index].i;
-        parameters[i] = &values[i];
-    }
     CUresult result = launch(context->driver, kernel, (unsigned)ctas, stream, parameters);
     if (result == CUDA_SUCCESS)
         return FP8_OK;
     return fp8_fail_cuda(context->driver, result,
                          "launching kernel '%s' with %lld CTAs of %d threads", kernel->name,
                          (long long)ctas, kernel->block);
+}
+
+fp8_status fp8_kernel_run(const struct fp8_context *context, const struct fp8_kernel *kernel,
+                          const fp8_value *args, fp8_stream stream, int32_t sms)
+{
+    if (context->is_host)
+        return fp8_host_run(context->pool, kernel->op, &kernel->semantics, args);
+    int64_t ctas = fp8_kernel_grid(context, kernel, args, sms);
+    if (ctas <= 0)
+        return FP8_OK;
+    fp8_value values[FP8_OP_MAX_ARGS];
+    int32_t words[FP8_OP_MAX_ARGS];
+    void *parameters[FP8_OP_MAX_ARGS];
+    for (int i = 0; i < kernel->arg_count; i++) {
+        int index = kernel->arg_index[i];
+        values[i] = args[index];
+        words[i] = (int32_t)args[index].i;
+        bool narrow = fp8_op_arg_type(kernel->op, index) == FP8_ARG_INT32;
+        parameters[i] = narrow ? (void *)&words[i] : (void *)&values[i];
+    }
+    return fp8_kernel_launch(context, kernel, ctas, parameters, stream);
 }

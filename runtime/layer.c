@@ -66,9 +66,14 @@ static fp8_status create_gemms(struct fp8_layer *layer)
             describe_quantize(layer, (fp8_pass)pass);
             continue;
         }
-        if (!layer->context->is_host)
+        bool needed = false;
+        if (!layer->context->is_host) {
             FP8_TRY(fp8_gemm_plan_create(layer->context, layer->plan, (fp8_pass)pass,
                                          &layer->gemms[pass]));
+            needed = fp8_gemm_needs_buffers(layer->gemms[pass]);
+        }
+        if (!needed)
+            layer->unused[pass] = steps->gemm_buffers;
     }
     return FP8_OK;
 }
@@ -93,7 +98,6 @@ fp8_status fp8_layer_create(fp8_bundle *bundle, const char *name, fp8_layer **la
     made->bundle = bundle;
     made->context = bundle->context;
     made->plan = plan;
-    made->workspace_bytes = workspace_bytes(made, plan->max_tokens);
     bool pushed = false;
     fp8_status status = fp8_context_enter(made->context, &pushed);
     if (status == FP8_OK)
@@ -103,6 +107,7 @@ fp8_status fp8_layer_create(fp8_bundle *bundle, const char *name, fp8_layer **la
         fp8_layer_destroy(made);
         return fp8_report(bundle->context, status);
     }
+    made->workspace_bytes = workspace_bytes(made, plan->max_tokens);
     *layer = made;
     return FP8_OK;
 }
@@ -222,23 +227,16 @@ static void dispatch_gemm(const struct fp8_layer *layer, fp8_pass pass, int64_t 
                           fp8_dispatch *dispatch)
 {
     const struct fp8_pass_plan *steps = &layer->plan->passes[pass];
-    const struct fp8_gemm_step *gemm = steps->steps[steps->gemm].gemm;
-    int range = 0;
-    while (range + 1 < gemm->range_count && tokens > gemm->ranges[range].max_tokens)
-        range++;
-    dispatch->dtype = gemm->ranges[range].dtype;
-    if (layer->context->is_host) {
-        dispatch->backend = "host";
-        dispatch->kernel = "gemm";
-        dispatch->reason = "this context is the host: every pass runs on the CPU";
-        dispatch->launches += tokens > 0;
+    if (!layer->context->is_host) {
+        fp8_gemm_describe(layer->gemms[pass], tokens, dispatch);
         return;
     }
-    uint32_t launches = 0;
-    dispatch->backend = "cublaslt";
-    dispatch->kernel = fp8_gemm_describe(layer->gemms[pass], tokens, &launches);
-    dispatch->reason = gemm->ranges[range].reason;
-    dispatch->launches += tokens > 0 ? launches : 0;
+    const struct fp8_gemm_step *gemm = steps->steps[steps->gemm].gemm;
+    dispatch->dtype = gemm->ranges[fp8_range_at(gemm, tokens)].dtype;
+    dispatch->backend = "host";
+    dispatch->kernel = "gemm";
+    dispatch->reason = "this context is the host: every pass runs on the CPU";
+    dispatch->launches += tokens > 0;
 }
 
 fp8_status fp8_layer_dispatch(const fp8_layer *layer, fp8_pass pass, int64_t tokens,

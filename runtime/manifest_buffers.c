@@ -173,19 +173,26 @@ static fp8_status check_operand_buffers(struct fp8_reader *reader, struct fp8_la
 
 static fp8_status check_caller_buffers(struct fp8_reader *reader, const struct fp8_layer_plan *plan)
 {
+    enum {
+        BF16 = 1u << FP8_DTYPE_BF16,
+        FP32 = 1u << FP8_DTYPE_FP32,
+        INPUT = BF16 | FP32,
+        OUTPUT = INPUT | 1u << FP8_DTYPE_FP16
+    };
     static const struct {
-        bool optional, tokens, cols_are_n, is_float;
+        bool optional, tokens, cols_are_n;
         int64_t rows; /* 0: N */
+        uint32_t dtypes;
     } wanted[FP8_SLOT_COUNT] = {
-        [FP8_SLOT_X] = { false, true, false, true, 0 },
-        [FP8_SLOT_W] = { false, false, false, true, 0 },
-        [FP8_SLOT_BIAS] = { true, false, true, true, 1 },
-        [FP8_SLOT_Y] = { false, true, true, true, 0 },
-        [FP8_SLOT_DY] = { false, true, true, true, 0 },
-        [FP8_SLOT_DX] = { false, true, false, true, 0 },
-        [FP8_SLOT_DW] = { false, false, false, true, 0 },
-        [FP8_SLOT_DBIAS] = { true, false, true, true, 1 },
-        [FP8_SLOT_FOUND_INF] = { false, false, false, false, 1 },
+        [FP8_SLOT_X] = { false, true, false, 0, INPUT },
+        [FP8_SLOT_W] = { false, false, false, 0, INPUT },
+        [FP8_SLOT_BIAS] = { true, false, true, 1, BF16 },
+        [FP8_SLOT_Y] = { false, true, true, 0, OUTPUT },
+        [FP8_SLOT_DY] = { false, true, true, 0, INPUT },
+        [FP8_SLOT_DX] = { false, true, false, 0, OUTPUT },
+        [FP8_SLOT_DW] = { false, false, false, 0, OUTPUT },
+        [FP8_SLOT_DBIAS] = { true, false, true, 1, FP32 },
+        [FP8_SLOT_FOUND_INF] = { false, false, false, 1, 1u << FP8_DTYPE_UINT32 },
     };
     for (int slot = 0; slot < FP8_SLOT_COUNT; slot++) {
         if (plan->slots[slot] < 0) {
@@ -198,21 +205,13 @@ static fp8_status check_caller_buffers(struct fp8_reader *reader, const struct f
         int64_t cols = slot == FP8_SLOT_FOUND_INF ? 1
                        : wanted[slot].cols_are_n  ? plan->out_features
                                                   : plan->in_features;
-        bool is_float = buffer->dtype == FP8_DTYPE_BF16 || buffer->dtype == FP8_DTYPE_FP32;
         if (!dim_is(&buffer->rows, wanted[slot].tokens, rows, 1) ||
-            !dim_is(&buffer->cols, false, cols, 1) ||
-            !(wanted[slot].is_float ? is_float : buffer->dtype == FP8_DTYPE_UINT32))
+            !dim_is(&buffer->cols, false, cols, 1) || !(wanted[slot].dtypes >> buffer->dtype & 1u))
             return fp8_read_bad(reader,
                                 "the caller's tensor '%s' has another shape or dtype than its "
                                 "layer",
                                 fp8_slot_names[slot]);
     }
-    if (plan->slots[FP8_SLOT_DBIAS] >= 0 &&
-        plan->buffers[plan->slots[FP8_SLOT_DBIAS]].dtype != FP8_DTYPE_FP32)
-        return fp8_read_bad(reader, "dbias is not fp32");
-    if (plan->slots[FP8_SLOT_BIAS] >= 0 &&
-        plan->buffers[plan->slots[FP8_SLOT_BIAS]].dtype != FP8_DTYPE_BF16)
-        return fp8_read_bad(reader, "bias is not bf16");
     return FP8_OK;
 }
 

@@ -1,9 +1,9 @@
 /*
- * manifest_layer.c - one layer record of a manifest: passes, steps, the gemm's choices.
+ * manifest_layer.c - one layer record of a manifest: passes and steps.
  *
  * In: the JSON record and the kernels read before it. Out: a fp8_layer_plan in which every argument of every
- * step is a source that a call can evaluate without a name. Buffers are read in manifest_buffers.c; what the
- * steps do with them is checked in plan_check.c.
+ * step is a source that a call can evaluate without a name. Buffers are read in manifest_buffers.c, the choices
+ * of a gemm in manifest_dispatch.c; what the steps do with the buffers is checked in plan_check.c.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -111,9 +111,9 @@ static fp8_status read_args(struct fp8_reader *reader, const struct fp8_layer_pl
     return FP8_OK;
 }
 
-static fp8_status read_kernel_name(struct fp8_reader *reader, const struct fp8_manifest *manifest,
-                                   const json_t *record, const char *key, enum fp8_op op,
-                                   const struct fp8_kernel **kernel)
+fp8_status fp8_manifest_kernel_named(struct fp8_reader *reader, const struct fp8_manifest *manifest,
+                                     const json_t *record, const char *key, enum fp8_op op,
+                                     const struct fp8_kernel **kernel)
 {
     const char *name = json_string_value(json_object_get(record, key));
     if (!name)
@@ -150,7 +150,8 @@ static fp8_status read_store(struct fp8_reader *reader, const struct fp8_manifes
     FP8_TRY(fp8_read_object(reader, record, key, &object));
     size_t mark = fp8_read_enter(reader, "%s", key);
     FP8_TRY(fp8_read_keys(reader, object, keys));
-    FP8_TRY(read_kernel_name(reader, manifest, object, "kernel", FP8_OP_STORE, &store->kernel));
+    FP8_TRY(fp8_manifest_kernel_named(reader, manifest, object, "kernel", FP8_OP_STORE,
+                                      &store->kernel));
     FP8_TRY(fp8_read_dtype(reader, object, "stage_dtype", &store->stage_dtype));
     const fp8_semantics *how = &store->kernel->semantics;
     bool accumulate = strcmp(key, "accumulate") == 0;
@@ -161,37 +162,6 @@ static fp8_status read_store(struct fp8_reader *reader, const struct fp8_manifes
     if (plan->buffers[step->gemm->stage].dtype != store->stage_dtype)
         return fp8_read_bad(reader, "stage_dtype is not the dtype of the stage");
     fp8_read_leave(reader, mark);
-    return FP8_OK;
-}
-
-static fp8_status read_dispatch(struct fp8_reader *reader, const struct fp8_layer_plan *plan,
-                                const json_t *record, struct fp8_gemm_step *gemm)
-{
-    static const char *const keys[] = { "min_tokens", "max_tokens", "backend",
-                                        "dtype",      "reason",     NULL };
-    static const char *const backends[] = { "cublaslt" };
-    const json_t *array;
-    int backend = 0;
-    int64_t next = 1;
-    FP8_TRY(fp8_read_array(reader, record, "dispatch", FP8_MAX_RANGES, &array));
-    for (size_t i = 0; i < json_array_size(array); i++) {
-        struct fp8_range *range = &gemm->ranges[i];
-        size_t mark = fp8_read_enter(reader, "dispatch[%zu]", i);
-        const json_t *entry = json_array_get(array, i);
-        FP8_TRY(fp8_read_keys(reader, entry, keys));
-        FP8_TRY(fp8_read_integer(reader, entry, "min_tokens", next, next, &range->min_tokens));
-        FP8_TRY(fp8_read_integer(reader, entry, "max_tokens", next, plan->max_tokens,
-                                 &range->max_tokens));
-        FP8_TRY(fp8_read_word(reader, entry, "backend", backends, 1, &backend));
-        FP8_TRY(fp8_read_string(reader, entry, "dtype", &range->dtype));
-        FP8_TRY(fp8_read_string(reader, entry, "reason", &range->reason));
-        next = range->max_tokens + 1;
-        gemm->range_count++;
-        fp8_read_leave(reader, mark);
-    }
-    if (next != plan->max_tokens + 1)
-        return fp8_read_bad(reader, "'dispatch' ends at %lld tokens, max_tokens is %lld",
-                            (long long)next - 1, (long long)plan->max_tokens);
     return FP8_OK;
 }
 
@@ -225,7 +195,7 @@ static fp8_status read_gemm(struct fp8_reader *reader, const struct fp8_manifest
     else if (!json_is_null(json_object_get(store, "accumulate")))
         return fp8_read_bad(reader, "'accumulate' is not null, but the pass never accumulates");
     fp8_read_leave(reader, mark);
-    return read_dispatch(reader, plan, record, gemm);
+    return fp8_manifest_dispatch(reader, manifest, plan, record, step);
 }
 
 static fp8_status read_step(struct fp8_reader *reader, const struct fp8_manifest *manifest,
@@ -250,7 +220,8 @@ static fp8_status read_step(struct fp8_reader *reader, const struct fp8_manifest
         pass->gemm = pass->step_count;
         FP8_TRY(read_gemm(reader, manifest, plan, pass, record, step));
     } else {
-        FP8_TRY(read_kernel_name(reader, manifest, record, "kernel", step->op, &step->kernel));
+        FP8_TRY(
+            fp8_manifest_kernel_named(reader, manifest, record, "kernel", step->op, &step->kernel));
         step->semantics = step->kernel->semantics;
     }
     pass->step_count++;
@@ -312,8 +283,8 @@ static fp8_status read_dequantize(struct fp8_reader *reader, const struct fp8_ma
         fp8_dtype format = plan->formats[role];
         const struct fp8_kernel **kernel =
             format == FP8_DTYPE_E4M3 ? &plan->dequantize_e4m3 : &plan->dequantize_e5m2;
-        FP8_TRY(read_kernel_name(reader, manifest, object, fp8_dtype_name(format),
-                                 FP8_OP_DEQUANTIZE, kernel));
+        FP8_TRY(fp8_manifest_kernel_named(reader, manifest, object, fp8_dtype_name(format),
+                                          FP8_OP_DEQUANTIZE, kernel));
         if ((*kernel)->semantics.source_dtype != format ||
             (*kernel)->semantics.target_dtype != FP8_DTYPE_FP32)
             return fp8_read_bad(reader, "kernel '%.100s' does not turn %s into fp32",

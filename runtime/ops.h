@@ -51,6 +51,13 @@ enum {
 
 enum fp8_arg_type { FP8_ARG_POINTER, FP8_ARG_INT64, FP8_ARG_INT32 };
 
+/* The number of an op's argument, -1 if it has none of that name; its name and type (ops.c). */
+int fp8_op_arg(enum fp8_op op, const char *name);
+int fp8_op_arg_count(enum fp8_op op);
+const char *fp8_op_arg_name(enum fp8_op op, int index);
+enum fp8_arg_type fp8_op_arg_type(enum fp8_op op, int index);
+extern const char *const fp8_op_names[FP8_OP_COUNT];
+
 typedef union fp8_value {
     void *p;
     int64_t i;

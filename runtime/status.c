@@ -69,6 +69,7 @@ size_t fp8_dtype_bytes(fp8_dtype dtype)
     case FP8_DTYPE_UINT8:
         return 1;
     case FP8_DTYPE_BF16:
+    case FP8_DTYPE_FP16:
         return 2;
     case FP8_DTYPE_FP32:
     case FP8_DTYPE_UINT32:
@@ -88,6 +89,8 @@ const char *fp8_dtype_name(fp8_dtype dtype)
         return "e5m2";
     case FP8_DTYPE_BF16:
         return "bf16";
+    case FP8_DTYPE_FP16:
+        return "fp16";
     case FP8_DTYPE_FP32:
         return "fp32";
     case FP8_DTYPE_UINT32:
