@@ -88,6 +88,10 @@ typedef struct fp8gen_build_options {
     const char *output_dir;
     void (*progress)(void *user, const char *kernel, int32_t done, int32_t total); /* may be NULL */
     void *progress_user;
+    const char *cache_dir; /* kernels compiled before; NULL = the default folder, "" = no cache */
+    void (*log)(void *user, int level,
+                const char *message); /* may be NULL; see fp8gen_jit_options */
+    void *log_user;
     uint64_t reserved[4];
 } fp8gen_build_options;
 
@@ -100,10 +104,6 @@ typedef struct fp8gen_build_options {
     }
 
 /* Compiles the kernels and writes the bundle: into a temporary folder beside output_dir, renamed at the
-    const char *cache_dir; /* kernels compiled before; NULL = the default folder, "" = no cache */
-    void (*log)(void *user, int level,
-                const char *message); /* may be NULL; see fp8gen_jit_options */
-    void *log_user;
  * end, so that a failed build leaves nothing and an older bundle stays whole. An existing output_dir is
  * replaced only if it is empty or a bundle in which nothing else lies.
  * FP8GEN_ERR_ARGUMENT: unknown arch (the message lists the known ones), an output_dir that may not be
@@ -119,10 +119,6 @@ FP8GEN_API fp8gen_status fp8gen_schema(fp8gen *gen, const char **text);
  * FP8GEN_ERR_MACHINE: not found; the diagnostics say what was searched. */
 FP8GEN_API fp8gen_status fp8gen_nvrtc(fp8gen *gen, const char **path, const char **version);
 
-#ifdef __cplusplus
-}
-#endif
-#endif /* FP8GEN_H */
 /* ---- JIT: bundles made when they are needed ----------------------------------------------------- */
 
 typedef struct fp8gen_jit_options {
@@ -167,3 +163,7 @@ struct fp8_layer_description;
 FP8GEN_API int fp8gen_jit_provider(void *user, const struct fp8_layer_description *description,
                                    char *path, size_t path_bytes);
 
+#ifdef __cplusplus
+}
+#endif
+#endif /* FP8GEN_H */

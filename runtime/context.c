@@ -152,7 +152,9 @@ fp8_status fp8_context_create(const fp8_context_options *options, fp8_context **
     fp8_log_setup(&made->log, options);
     made->max_sms = options->max_sms;
     bool is_host = options->device == FP8_DEVICE_HOST;
-    fp8_status status = is_host ? create_host(made, options) : create_cuda(made, options);
+    fp8_status status = fp8_registry_create(&made->registry);
+    if (status == FP8_OK)
+        status = is_host ? create_host(made, options) : create_cuda(made, options);
     if (status != FP8_OK) {
         (void)fp8_report(made, status);
         fp8_context_destroy(made);
@@ -168,6 +170,7 @@ void fp8_context_destroy(fp8_context *context)
 {
     if (!context)
         return;
+    fp8_registry_destroy(context->registry);
     fp8_pool_destroy(context->pool);
     if (context->primary) {
         bool pushed = false;

@@ -225,7 +225,8 @@ typedef struct fp8_context_options {
  * FP8_ERR_LIBRARY: libcuda or cuBLASLt not found (the message says what was searched);
  * FP8_ERR_DEVICE: no such device; FP8_ERR_MEMORY. */
 FP8_API fp8_status fp8_context_create(const fp8_context_options *options, fp8_context **context);
-/* Bundles, layers and memory made from the context must be gone. */
+/* Bundles, layers and memory made from the context must be gone; its own (fp8_context_layer,
+ * fp8_context_add_bundle) go with it. */
 FP8_API void fp8_context_destroy(fp8_context *context);
 
 typedef struct fp8_device_info {
@@ -338,6 +339,35 @@ typedef struct fp8_layer_description {
             0, 0, 0, 0                                                                             \
         }                                                                                          \
     }
+
+/* Writes the path of a bundle folder with such a layer for description->arch into path[0..path_bytes) and
+ * returns FP8_OK; else an fp8_status, and a sentence in path. description->spec, if set, is a spec that the
+ * layer belongs to. May block (compile); is called without locks, from any thread, for different
+ * descriptions at once. fp8gen_jit_provider of libfp8gen is one. */
+typedef int (*fp8_provider)(void *user, const struct fp8_layer_description *description, char *path,
+                            size_t path_bytes);
+
+/* Where layers come from that no bundle of the context has; provider NULL = from nowhere. */
+FP8_API fp8_status fp8_context_set_provider(fp8_context *context, fp8_provider provider,
+                                            void *user);
+/* Gives an open bundle of this context to it: fp8_context_layer looks for layers in these first, in the
+ * order given (not for layers of a spec text). The context closes it. */
+FP8_API fp8_status fp8_context_add_bundle(fp8_context *context, fp8_bundle *bundle);
+
+/* The layer of this description: of a bundle given to the context, or one that the context has already, or
+ * from the provider. The context owns it, equal descriptions get the same one, and it lives as long as the
+ * context. A bundle's layer serves if it is equal but for tokens and a max_tokens that is larger.
+ * The first call for a description blocks and allocates: it opens the bundle, and a provider may compile,
+ * which is logged as a warning with the time; other threads wait only if they want the same description.
+ * Later calls compare descriptions and block on nothing else.
+ * FP8_ERR_NOT_FOUND: no bundle has it and there is no provider; and what the provider, fp8_bundle_open and
+ * fp8_layer_create give. After a failure the next call tries again. */
+FP8_API fp8_status fp8_context_layer(fp8_context *context, const fp8_layer_description *description,
+                                     const fp8_layer **layer);
+/* Makes the layers of all descriptions, several at a time; call it before the first step and the first
+ * collective. All are tried; the first that fails, by index, is returned. */
+FP8_API fp8_status fp8_context_prepare(fp8_context *context,
+                                       const fp8_layer_description *descriptions, size_t count);
 
 /* ---- passes ----------------------------------------------------------------------------------- */
 

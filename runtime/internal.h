@@ -36,6 +36,7 @@ void fp8_log_write(const struct fp8_log *log, fp8_log_level level, const char *f
 struct fp8_driver;
 struct fp8_lt;
 struct fp8_pool;
+struct fp8_registry;
 
 struct fp8_context {
     bool is_host;
@@ -50,8 +51,15 @@ struct fp8_context {
     struct fp8_lt *lt;
     int32_t driver_version;
     uint64_t memory_bytes;
+    struct fp8_registry *registry;
     char name[128];
 };
+
+/* ---- layers by description (provide.c) ---- */
+
+fp8_status fp8_registry_create(struct fp8_registry **registry);
+/* Destroys the layers and closes the bundles that the context owns. */
+void fp8_registry_destroy(struct fp8_registry *registry);
 
 /* Makes the context's device current for this thread unless it is already; leave undoes exactly that.
  * Both do nothing on the host. */

@@ -1,0 +1,600 @@
+/*
+ * provide.c - layers by description: out of the bundles given, of those already open, or from a provider.
+ *
+ * In: descriptions. Out: layers that the context owns, one for each description, however many threads ask.
+ * A description that is new is worked on by the first thread that brings it; others that bring the same one
+ * wait, all else goes on: no lock is held while a provider compiles or a bundle is opened. A failure is told
+ * to all who waited and then forgotten, so that the next call tries again.
+ *
+ * Knows nothing of specs or compilers: a provider gets the description and gives a path.
+ */
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "runtime/internal.h"
+
+enum { PATH_BYTES = 4096, WORKERS_MAX = 8 };
+
+struct open_bundle {
+    struct open_bundle *next;
+    fp8_bundle *bundle;
+    bool given; /* by the caller; else by the provider */
+};
+
+enum state { WORKING, READY, FAILED };
+
+struct record {
+    struct record *next;
+    enum state state;
+    int waiting;
+    fp8_layer_description description; /* with defaults filled in; its texts are our own */
+    fp8_layer *layer;
+    fp8_status status;
+    char message[1024];
+};
+
+struct fp8_registry {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    fp8_provider provider;
+    void *provider_user;
+    struct open_bundle *bundles; /* in the order in which they came */
+    struct record *records;
+};
+
+/* ---- the registry itself ---- */
+
+fp8_status fp8_registry_create(struct fp8_registry **registry)
+{
+    struct fp8_registry *made = fp8_allocate(sizeof *made);
+    if (!made)
+        return fp8_fail_memory("a context", sizeof *made);
+    pthread_mutex_init(&made->lock, NULL);
+    pthread_cond_init(&made->changed, NULL);
+    *registry = made;
+    return FP8_OK;
+}
+
+static void free_record(struct record *record)
+{
+    fp8_layer_destroy(record->layer);
+    fp8_release((char *)record->description.recipe);
+    fp8_release((char *)record->description.format);
+    fp8_release((char *)record->description.spec);
+    fp8_release((char *)record->description.layer);
+    fp8_release(record);
+}
+
+void fp8_registry_destroy(struct fp8_registry *registry)
+{
+    if (!registry)
+        return;
+    while (registry->records) {
+        struct record *next = registry->records->next;
+        free_record(registry->records);
+        registry->records = next;
+    }
+    while (registry->bundles) {
+        struct open_bundle *next = registry->bundles->next;
+        fp8_bundle_close(registry->bundles->bundle);
+        fp8_release(registry->bundles);
+        registry->bundles = next;
+    }
+    pthread_cond_destroy(&registry->changed);
+    pthread_mutex_destroy(&registry->lock);
+    fp8_release(registry);
+}
+
+/* Appends; the lock is held. */
+static fp8_status add_bundle(struct fp8_registry *registry, fp8_bundle *bundle, bool given)
+{
+    struct open_bundle *made = fp8_allocate(sizeof *made);
+    if (!made)
+        return fp8_fail_memory("a bundle", sizeof *made);
+    *made = (struct open_bundle){ .bundle = bundle, .given = given };
+    struct open_bundle **end = &registry->bundles;
+    while (*end)
+        end = &(*end)->next;
+    *end = made;
+    return FP8_OK;
+}
+
+fp8_status fp8_context_add_bundle(fp8_context *context, fp8_bundle *bundle)
+{
+    if (!context || !bundle)
+        return fp8_fail(FP8_ERR_ARGUMENT, "context_add_bundle: %s is NULL",
+                        context ? "bundle" : "context");
+    if (bundle->context != context)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "context_add_bundle: the bundle %s was opened on another context",
+                        bundle->path);
+    struct fp8_registry *registry = context->registry;
+    pthread_mutex_lock(&registry->lock);
+    fp8_status status = FP8_OK;
+    for (struct open_bundle *at = registry->bundles; at && status == FP8_OK; at = at->next) {
+        if (at->bundle == bundle)
+            status = fp8_fail(FP8_ERR_ARGUMENT, "context_add_bundle: the context has the bundle %s",
+                              bundle->path);
+    }
+    if (status == FP8_OK)
+        status = add_bundle(registry, bundle, true);
+    pthread_mutex_unlock(&registry->lock);
+    return status;
+}
+
+fp8_status fp8_context_set_provider(fp8_context *context, fp8_provider provider, void *user)
+{
+    if (!context)
+        return fp8_fail(FP8_ERR_ARGUMENT, "context_set_provider: context is NULL");
+    pthread_mutex_lock(&context->registry->lock);
+    context->registry->provider = provider;
+    context->registry->provider_user = user;
+    pthread_mutex_unlock(&context->registry->lock);
+    return FP8_OK;
+}
+
+/* ---- descriptions ---- */
+
+static fp8_status check_description(const char *call, const fp8_layer_description *d)
+{
+    if (!d)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: description is NULL", call);
+    if (d->size != sizeof *d)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: description->size is %u, this library's is %zu; start from "
+                        "FP8_LAYER_DESCRIPTION_INIT",
+                        call, d->size, sizeof *d);
+    if (d->arch || d->reserved0 || d->reserved[0] || d->reserved[1] || d->reserved[2] ||
+        d->reserved[3])
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: arch and reserved fields must be 0", call);
+    if (d->spec && (d->in_features || d->out_features || d->tokens || d->max_tokens))
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: give a spec or the fields of a layer; the spec has fields of its own",
+                        call);
+    if (!d->spec && (d->in_features < 1 || d->out_features < 1))
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: in_features is %" PRId64 " and out_features is %" PRId64
+                        "; both are at least 1",
+                        call, d->in_features, d->out_features);
+    if (!d->spec && (d->tokens < 0 || d->max_tokens < 0 || (!d->tokens && !d->max_tokens) ||
+                     (d->max_tokens && d->tokens > d->max_tokens)))
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: tokens is %" PRId64 " and max_tokens is %" PRId64
+                        "; one of them is at least 1, and tokens is not above max_tokens",
+                        call, d->tokens, d->max_tokens);
+    return FP8_OK;
+}
+
+static fp8_accumulation or_default(fp8_accumulation value, fp8_accumulation otherwise)
+{
+    return value == FP8_ACCUMULATION_DEFAULT ? otherwise : value;
+}
+
+static fp8_dtype dtype_or(fp8_dtype dtype, fp8_dtype otherwise)
+{
+    return dtype == FP8_DTYPE_NONE ? otherwise : dtype;
+}
+
+/* The same description with nothing left to defaults, so that equal ones are equal field by field. */
+static fp8_layer_description filled(const fp8_layer_description *given)
+{
+    fp8_layer_description d = *given;
+    if (d.spec)
+        return d;
+    d.tokens = given->tokens ? given->tokens : given->max_tokens;
+    d.max_tokens = given->max_tokens ? given->max_tokens : given->tokens;
+    d.has_bias = given->has_bias != 0;
+    d.power_of_two = given->power_of_two != 0;
+    d.w_dtype = dtype_or(d.w_dtype, FP8_DTYPE_BF16);
+    d.y_dtype = dtype_or(d.y_dtype, FP8_DTYPE_BF16);
+    d.dx_dtype = dtype_or(d.dx_dtype, FP8_DTYPE_BF16);
+    d.dw_dtype = dtype_or(d.dw_dtype, FP8_DTYPE_FP32);
+    d.fprop = or_default(d.fprop, FP8_ACCUMULATION_FAST);
+    d.dgrad = or_default(d.dgrad, FP8_ACCUMULATION_SPLIT);
+    d.wgrad = or_default(d.wgrad, FP8_ACCUMULATION_SPLIT);
+    d.recipe = d.recipe ? d.recipe : "current";
+    d.format = d.format ? d.format : "hybrid";
+    d.layer = NULL; /* a name means nothing without a spec */
+    return d;
+}
+
+static bool same_text(const char *a, const char *b)
+{
+    return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+static bool same_description(const fp8_layer_description *a, const fp8_layer_description *b)
+{
+    return a->in_features == b->in_features && a->out_features == b->out_features &&
+           a->tokens == b->tokens && a->max_tokens == b->max_tokens && a->has_bias == b->has_bias &&
+           a->w_dtype == b->w_dtype && a->y_dtype == b->y_dtype && a->dx_dtype == b->dx_dtype &&
+           a->dw_dtype == b->dw_dtype && a->fprop == b->fprop && a->dgrad == b->dgrad &&
+           a->wgrad == b->wgrad && a->power_of_two == b->power_of_two &&
+           same_text(a->recipe, b->recipe) && same_text(a->format, b->format) &&
+           same_text(a->spec, b->spec) && same_text(a->layer, b->layer);
+}
+
+static char *own_text(const char *text, bool *failed)
+{
+    size_t bytes = text ? strlen(text) + 1 : 0;
+    char *copy = text ? fp8_allocate(bytes) : NULL;
+    *failed = *failed || (text && !copy);
+    return copy ? memcpy(copy, text, bytes) : NULL;
+}
+
+static struct record *new_record(const fp8_layer_description *description)
+{
+    struct record *record = fp8_allocate(sizeof *record);
+    if (!record)
+        return NULL;
+    bool failed = false;
+    record->description = *description;
+    record->description.recipe = own_text(description->recipe, &failed);
+    record->description.format = own_text(description->format, &failed);
+    record->description.spec = own_text(description->spec, &failed);
+    record->description.layer = own_text(description->layer, &failed);
+    if (failed) {
+        free_record(record);
+        return NULL;
+    }
+    return record;
+}
+
+/* "layer 4096 x 14336 (K x N)" into text; returns text. */
+static const char *name_of(const fp8_layer_description *d, char text[128])
+{
+    if (d->spec)
+        snprintf(text, 128, "layer %.60s of the spec", d->layer ? d->layer : "1");
+    else
+        snprintf(text, 128, "layer of %" PRId64 " in_features, %" PRId64 " out_features",
+                 d->in_features, d->out_features);
+    return text;
+}
+
+/* ---- does a layer of a bundle fit? ---- */
+
+static bool fits_dtype(const struct fp8_layer_plan *plan, enum fp8_slot slot, fp8_dtype dtype)
+{
+    return plan->slots[slot] >= 0 && plan->buffers[plan->slots[slot]].dtype == dtype;
+}
+
+static bool fits_accumulation(const struct fp8_layer_plan *plan, fp8_pass pass,
+                              fp8_accumulation accumulation)
+{
+    const struct fp8_pass_plan *steps = &plan->passes[pass];
+    return steps->gemm < steps->step_count &&
+           steps->steps[steps->gemm].gemm->fast == (accumulation == FP8_ACCUMULATION_FAST);
+}
+
+/* Scales of all operands are made alike; the weight's quantize step stands for them. */
+static bool fits_scales(const struct fp8_layer_plan *plan, bool power_of_two)
+{
+    const struct fp8_pass_plan *steps = &plan->passes[FP8_PASS_WEIGHT];
+    for (int i = 0; i < steps->step_count; i++) {
+        if (steps->steps[i].op == FP8_OP_QUANTIZE)
+            return steps->steps[i].semantics.power_of_two == power_of_two;
+    }
+    return false;
+}
+
+static bool fits_format(const struct fp8_layer_plan *plan, const char *format)
+{
+    fp8_dtype dy = strcmp(format, "hybrid") == 0 ? FP8_DTYPE_E5M2 : FP8_DTYPE_E4M3;
+    return (strcmp(format, "hybrid") == 0 || strcmp(format, "e4m3") == 0) &&
+           plan->formats[FP8_ROLE_W] == FP8_DTYPE_E4M3 && plan->formats[FP8_ROLE_DY] == dy;
+}
+
+static bool fits(const struct fp8_layer_plan *plan, const fp8_layer_description *d)
+{
+    return plan->in_features == d->in_features && plan->out_features == d->out_features &&
+           plan->max_tokens >= d->max_tokens && plan->has_bias == (d->has_bias != 0) &&
+           strcmp(plan->recipe, d->recipe) == 0 && fits_format(plan, d->format) &&
+           fits_scales(plan, d->power_of_two != 0) && fits_dtype(plan, FP8_SLOT_W, d->w_dtype) &&
+           fits_dtype(plan, FP8_SLOT_Y, d->y_dtype) && fits_dtype(plan, FP8_SLOT_DX, d->dx_dtype) &&
+           fits_dtype(plan, FP8_SLOT_DW, d->dw_dtype) &&
+           fits_accumulation(plan, FP8_PASS_FPROP, d->fprop) &&
+           fits_accumulation(plan, FP8_PASS_DGRAD, d->dgrad) &&
+           fits_accumulation(plan, FP8_PASS_WGRAD, d->wgrad);
+}
+
+/* The name of the bundle's layer that the description means; NULL if there is none. */
+static const char *layer_in(const fp8_bundle *bundle, const fp8_layer_description *d)
+{
+    const struct fp8_manifest *manifest = &bundle->manifest;
+    for (int i = 0; i < manifest->layer_count; i++) {
+        const struct fp8_layer_plan *plan = &manifest->layers[i];
+        bool wanted =
+            d->spec ? (d->layer ? strcmp(plan->name, d->layer) == 0 : manifest->layer_count == 1)
+                    : fits(plan, d);
+        if (wanted)
+            return plan->name;
+    }
+    return NULL;
+}
+
+/* ---- making a layer ---- */
+
+static fp8_status no_such_layer(const fp8_bundle *bundle, const fp8_layer_description *d)
+{
+    char name[128];
+    if (d->spec && !d->layer)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "context_layer: the spec has %d layers; name one in description->layer",
+                        bundle->manifest.layer_count);
+    return fp8_fail(d->spec ? FP8_ERR_NOT_FOUND : FP8_ERR_BUNDLE,
+                    "context_layer: the bundle %s has no such layer: %s", bundle->path,
+                    name_of(d, name));
+}
+
+static fp8_status call_provider(fp8_context *context, const fp8_layer_description *d,
+                                char path[PATH_BYTES])
+{
+    struct fp8_registry *registry = context->registry;
+    pthread_mutex_lock(&registry->lock);
+    fp8_provider provider = registry->provider;
+    void *user = registry->provider_user;
+    pthread_mutex_unlock(&registry->lock);
+    char name[128];
+    if (!provider)
+        return fp8_fail(FP8_ERR_NOT_FOUND,
+                        "context_layer: no bundle of the context has this %s, and the context has "
+                        "no provider",
+                        name_of(d, name));
+    memset(path, 0, PATH_BYTES);
+    fp8_status status = (fp8_status)provider(user, d, path, PATH_BYTES);
+    path[PATH_BYTES - 1] = '\0';
+    if (status != FP8_OK)
+        return fp8_fail(status, "context_layer: no bundle for this %s: %s", name_of(d, name),
+                        path[0] ? path : fp8_status_name(status));
+    return FP8_OK;
+}
+
+/* The open bundle at this path, or NULL; the lock is held. */
+static fp8_bundle *find_path(const struct fp8_registry *registry, const char *path)
+{
+    for (const struct open_bundle *at = registry->bundles; at; at = at->next) {
+        if (!at->given && strcmp(at->bundle->path, path) == 0)
+            return at->bundle;
+    }
+    return NULL;
+}
+
+static fp8_status open_path(fp8_context *context, const char *path, fp8_bundle **bundle)
+{
+    struct fp8_registry *registry = context->registry;
+    pthread_mutex_lock(&registry->lock);
+    *bundle = find_path(registry, path);
+    pthread_mutex_unlock(&registry->lock);
+    if (*bundle)
+        return FP8_OK;
+    fp8_bundle *opened;
+    FP8_TRY(fp8_bundle_open(context, path, &opened));
+    pthread_mutex_lock(&registry->lock);
+    *bundle = find_path(registry, path); /* another description may have brought it meanwhile */
+    fp8_status status = *bundle ? FP8_OK : add_bundle(registry, opened, false);
+    if (!*bundle && status == FP8_OK) {
+        *bundle = opened;
+        opened = NULL;
+    }
+    pthread_mutex_unlock(&registry->lock);
+    fp8_bundle_close(opened);
+    return status;
+}
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static void warn_unprepared(const fp8_context *context, const fp8_bundle *bundle,
+                            const fp8_layer_description *d, int64_t milliseconds)
+{
+    if (!fp8_log_wanted(&context->log, FP8_LOG_WARNING))
+        return;
+    char name[128], kernels[512] = "";
+    size_t at = 0;
+    for (int i = 0; i < bundle->manifest.kernel_count && at + 1 < sizeof kernels; i++) {
+        int length = snprintf(kernels + at, sizeof kernels - at, "%s%s", i ? ", " : "",
+                              bundle->manifest.kernels[i].name);
+        at += length > 0 ? (size_t)length : 0;
+    }
+    fp8_log_write(&context->log, FP8_LOG_WARNING,
+                  "this %s was not prepared: its bundle took %" PRId64
+                  " ms inside a step; fp8_context_prepare makes it beforehand (kernels %s)",
+                  name_of(d, name), milliseconds, kernels);
+}
+
+/* A provider's bundle; a second time if the first was damaged or removed between its check and ours. */
+static fp8_status provide(fp8_context *context, const fp8_layer_description *d, bool preparing,
+                          fp8_bundle **bundle)
+{
+    char path[PATH_BYTES];
+    int64_t start = now_ms();
+    fp8_status status = FP8_ERR_BUNDLE;
+    for (int tries = 0; tries < 2 && status == FP8_ERR_BUNDLE; tries++) {
+        FP8_TRY(call_provider(context, d, path));
+        status = open_path(context, path, bundle);
+    }
+    if (status == FP8_OK && !preparing)
+        warn_unprepared(context, *bundle, d, now_ms() - start);
+    return status;
+}
+
+/* A bundle that was given and has the layer; NULL if none has. */
+static fp8_bundle *find_given(struct fp8_registry *registry, const fp8_layer_description *d)
+{
+    fp8_bundle *found = NULL;
+    pthread_mutex_lock(&registry->lock);
+    for (struct open_bundle *at = registry->bundles; at && !found && !d->spec; at = at->next) {
+        if (at->given && layer_in(at->bundle, d))
+            found = at->bundle;
+    }
+    pthread_mutex_unlock(&registry->lock);
+    return found;
+}
+
+static fp8_status make_layer(fp8_context *context, const fp8_layer_description *described,
+                             bool preparing, fp8_layer **layer)
+{
+    fp8_layer_description d = *described;
+    d.arch = context->arch;
+    fp8_bundle *bundle = find_given(context->registry, &d);
+    if (!bundle)
+        FP8_TRY(provide(context, &d, preparing, &bundle));
+    const char *name = layer_in(bundle, &d);
+    if (!name)
+        return no_such_layer(bundle, &d);
+    return fp8_layer_create(bundle, name, layer);
+}
+
+/* ---- one record per description ---- */
+
+static struct record *find_record(struct fp8_registry *registry, const fp8_layer_description *d)
+{
+    struct record *record = registry->records;
+    while (record && !same_description(&record->description, d))
+        record = record->next;
+    return record;
+}
+
+/* Takes a failed record out, so that the next call begins anew; whoever still waits frees it. */
+static void unlink_record(struct fp8_registry *registry, struct record *record)
+{
+    struct record **at = &registry->records;
+    while (*at != record)
+        at = &(*at)->next;
+    *at = record->next;
+}
+
+/* Makes the layer of a fresh record; the lock is held, but not meanwhile. */
+static void work(fp8_context *context, struct record *record, bool preparing)
+{
+    struct fp8_registry *registry = context->registry;
+    pthread_mutex_unlock(&registry->lock);
+    fp8_layer *layer = NULL;
+    fp8_status status = make_layer(context, &record->description, preparing, &layer);
+    pthread_mutex_lock(&registry->lock);
+    record->layer = layer;
+    record->status = status;
+    record->state = status == FP8_OK ? READY : FAILED;
+    if (status != FP8_OK) {
+        snprintf(record->message, sizeof record->message, "%s", fp8_last_error());
+        unlink_record(registry, record);
+    }
+    pthread_cond_broadcast(&registry->changed);
+}
+
+static fp8_status get_layer(fp8_context *context, const fp8_layer_description *given,
+                            bool preparing, const fp8_layer **layer)
+{
+    fp8_layer_description d = filled(given);
+    struct fp8_registry *registry = context->registry;
+    pthread_mutex_lock(&registry->lock);
+    struct record *record = find_record(registry, &d);
+    bool mine = record == NULL;
+    if (mine) {
+        record = new_record(&d);
+        if (!record) {
+            pthread_mutex_unlock(&registry->lock);
+            return fp8_fail_memory("a layer", sizeof *record);
+        }
+        record->next = registry->records;
+        registry->records = record;
+    }
+    record->waiting++;
+    if (mine)
+        work(context, record, preparing);
+    while (record->state == WORKING)
+        pthread_cond_wait(&registry->changed, &registry->lock);
+    record->waiting--;
+    fp8_status status = record->status;
+    *layer = record->layer;
+    if (status != FP8_OK && !mine)
+        (void)fp8_fail(status, "%s", record->message);
+    if (status != FP8_OK && record->waiting == 0)
+        free_record(record);
+    pthread_mutex_unlock(&registry->lock);
+    return status;
+}
+
+fp8_status fp8_context_layer(fp8_context *context, const fp8_layer_description *description,
+                             const fp8_layer **layer)
+{
+    if (!layer)
+        return fp8_fail(FP8_ERR_ARGUMENT, "context_layer: layer is NULL");
+    *layer = NULL;
+    if (!context)
+        return fp8_fail(FP8_ERR_ARGUMENT, "context_layer: context is NULL");
+    FP8_TRY(check_description("context_layer", description));
+    return fp8_report(context, get_layer(context, description, false, layer));
+}
+
+/* ---- preparing many ---- */
+
+struct preparation {
+    fp8_context *context;
+    const fp8_layer_description *descriptions;
+    size_t count;
+    atomic_size_t next;
+    pthread_mutex_t lock;
+    size_t failed; /* the first description that failed; count if none has */
+    fp8_status status;
+    char message[1024];
+};
+
+static void *prepare_thread(void *user)
+{
+    struct preparation *p = user;
+    size_t index;
+    while ((index = atomic_fetch_add(&p->next, 1)) < p->count) {
+        const fp8_layer *layer;
+        fp8_status status = get_layer(p->context, &p->descriptions[index], true, &layer);
+        if (status == FP8_OK)
+            continue;
+        pthread_mutex_lock(&p->lock);
+        if (index < p->failed) {
+            p->failed = index;
+            p->status = status;
+            snprintf(p->message, sizeof p->message, "%s", fp8_last_error());
+        }
+        pthread_mutex_unlock(&p->lock);
+    }
+    return NULL;
+}
+
+static void run_preparation(struct preparation *p)
+{
+    pthread_t threads[WORKERS_MAX];
+    int started = 0;
+    while (started < WORKERS_MAX - 1 && (size_t)started + 1 < p->count &&
+           pthread_create(&threads[started], NULL, prepare_thread, p) == 0)
+        started++;
+    prepare_thread(p); /* this thread works too, so that all get done whatever could be started */
+    for (int i = 0; i < started; i++)
+        pthread_join(threads[i], NULL);
+}
+
+fp8_status fp8_context_prepare(fp8_context *context, const fp8_layer_description *descriptions,
+                               size_t count)
+{
+    if (!context || (!descriptions && count > 0))
+        return fp8_fail(FP8_ERR_ARGUMENT, "context_prepare: %s is NULL",
+                        context ? "descriptions" : "context");
+    for (size_t i = 0; i < count; i++)
+        FP8_TRY(check_description("context_prepare", &descriptions[i]));
+    struct preparation p = { .context = context, .descriptions = descriptions, .count = count };
+    p.failed = count;
+    pthread_mutex_init(&p.lock, NULL);
+    run_preparation(&p);
+    pthread_mutex_destroy(&p.lock);
+    if (p.failed == count)
+        return FP8_OK;
+    return fp8_report(
+        context, fp8_fail(p.status, "description %zu of %zu: %s", p.failed + 1, count, p.message));
+}
