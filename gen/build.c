@@ -100,29 +100,33 @@ static const char *cubin_name(struct fp8gen *gen, const struct gen_job *job)
                         job->arch);
 }
 
+static bool add_cubin(struct fp8gen *gen, json_t *list, const struct gen_job *job)
+{
+    const char *file = cubin_name(gen, job);
+    char hash[33];
+    gen_hash(job->cubin, job->cubin_bytes, hash);
+    json_t *record = file != NULL
+                         ? json_pack("{s:s, s:s, s:I, s:s}", "arch", job->arch, "file", file,
+                                     "bytes", (json_int_t)job->cubin_bytes, "xxh128", hash)
+                         : NULL;
+    return json_array_append_new(list, record) == 0;
+}
+
 /* Jobs are in manifest order, so the records of a kernel are consecutive. */
-static bool add_cubins(struct fp8gen *gen, json_t *manifest, const struct gen_jobs *jobs,
-                       int32_t arch_count)
+static bool add_cubins(struct fp8gen *gen, json_t *manifest, const struct gen_jobs *jobs)
 {
     size_t index;
     json_t *kernel;
+    int32_t next = 0;
     json_array_foreach(json_object_get(manifest, "kernels"), index, kernel)
     {
+        const char *name = json_string_value(json_object_get(kernel, "name"));
         json_t *list = json_array();
         if (json_object_set_new(kernel, "cubins", list) != 0)
             return false;
-        for (int32_t i = 0; i < arch_count; i++) {
-            const struct gen_job *job = &jobs->list[(int32_t)index * arch_count + i];
-            const char *file = cubin_name(gen, job);
-            char hash[33];
-            gen_hash(job->cubin, job->cubin_bytes, hash);
-            json_t *record =
-                file != NULL ? json_pack("{s:s, s:s, s:I, s:s}", "arch", job->arch, "file", file,
-                                         "bytes", (json_int_t)job->cubin_bytes, "xxh128", hash)
-                             : NULL;
-            if (json_array_append_new(list, record) != 0)
+        while (next < jobs->count && strcmp(jobs->list[next].kernel->name, name) == 0)
+            if (!add_cubin(gen, list, &jobs->list[next++]))
                 return false;
-        }
     }
     return true;
 }
@@ -145,7 +149,7 @@ static fp8gen_status write_manifest(struct fp8gen *gen, struct gen_bundle_dir *d
     char *text = NULL;
     fp8gen_status status = FP8GEN_ERR_MACHINE;
     if (manifest != NULL && remove_costs(manifest) && add_archs(manifest, archs) &&
-        add_cubins(gen, manifest, jobs, archs->count) && add_digest(manifest))
+        add_cubins(gen, manifest, jobs) && add_digest(manifest))
         text = json_dumps(manifest, JSON_INDENT(2) | JSON_SORT_KEYS);
     const char *whole = text != NULL ? arena_printf(&gen->arena, "%s\n", text) : NULL;
     if (whole == NULL)

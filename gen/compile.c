@@ -100,6 +100,16 @@ static fp8gen_status find_sources(struct fp8gen *gen, const struct gen_kernel *k
 
 /* ---- jobs ---------------------------------------------------------------------------------------- */
 
+static bool exists_for(const struct gen_kernel *kernel, const char *arch)
+{
+    if (kernel->archs == NULL)
+        return true;
+    for (size_t i = 0; i < json_array_size(kernel->archs); i++)
+        if (strcmp(json_string_value(json_array_get(kernel->archs, i)), arch) == 0)
+            return true;
+    return false;
+}
+
 fp8gen_status gen_make_jobs(struct fp8gen *gen, const struct gen_plan *plan,
                             const char *const *archs, struct gen_jobs *jobs)
 {
@@ -115,9 +125,10 @@ fp8gen_status gen_make_jobs(struct fp8gen *gen, const struct gen_plan *plan,
         if (status != FP8GEN_OK)
             return status;
         for (size_t j = 0; j < arch_count; j++)
-            jobs->list[jobs->count++] = (struct gen_job){ .kernel = &plan->kernels[i],
-                                                          .sources = &sources[i],
-                                                          .arch = archs[j] };
+            if (exists_for(&plan->kernels[i], archs[j]))
+                jobs->list[jobs->count++] = (struct gen_job){ .kernel = &plan->kernels[i],
+                                                              .sources = &sources[i],
+                                                              .arch = archs[j] };
     }
     return FP8GEN_OK;
 }

@@ -26,7 +26,7 @@ extern "C" {
 /* Values are also the exit codes of the fp8gen program. */
 typedef enum fp8gen_status {
     FP8GEN_OK = 0,
-    FP8GEN_ERR_SPEC = 1,     /* the spec or a template is wrong; see the diagnostics */
+    FP8GEN_ERR_SPEC = 1, /* the spec, a tuning file or a template is wrong; see the diagnostics */
     FP8GEN_ERR_ARGUMENT = 2, /* an argument or option is wrong */
     FP8GEN_ERR_MACHINE = 3,  /* no NVRTC, unreadable file, disk full, out of memory */
     FP8GEN_ERR_INTERNAL = 4, /* a bug of fp8gen */
@@ -61,9 +61,21 @@ FP8GEN_API void fp8gen_close(fp8gen *gen);
 FP8GEN_API const char *fp8gen_diagnostics(const fp8gen *gen);
 
 /* Replaces a value of every layer before the spec is checked: field is "tokens", "max_tokens" or
- * "recipe" (a name: "current"); value as text. Call before loading the spec.
- * FP8GEN_ERR_ARGUMENT: unknown field or value. */
+ * "recipe" (a name: "current"); value as text. Field "gemm" forces the choice of every GEMM: "cublaslt",
+ * "generated" (the configuration predicted fastest), or the name of a configuration, for the GEMMs that
+ * it serves. Call before loading the spec. FP8GEN_ERR_ARGUMENT: unknown field or value. */
 FP8GEN_API fp8gen_status fp8gen_override(fp8gen *gen, const char *field, const char *value);
+
+/* Plans by the measurements of this tuning file (JSON, written by `fp8gen tune`); GEMMs that it does not
+ * speak of are planned by prediction. A session takes one, before its plan is made. What a forced "gemm"
+ * says goes first. FP8GEN_ERR_SPEC: the file is not right, all that is wrong is in the diagnostics;
+ * FP8GEN_ERR_MACHINE: it cannot be read. */
+FP8GEN_API fp8gen_status fp8gen_tuning_file(fp8gen *gen, const char *path);
+
+/* The configurations of generated GEMMs, in a fixed order, as a JSON array of objects { "name":
+ * "pp128x192c2s4g8", "bm", "bn", "stages", "cluster", "group", "pingpong", "partials" (0: fast accumulation,
+ * else split) }. Owned by the session. */
+FP8GEN_API fp8gen_status fp8gen_gemm_configs(fp8gen *gen, const char **json);
 
 /* Evaluates the spec in the sandbox and checks it against the schema; reports all its errors.
  * A session loads one spec, once. */

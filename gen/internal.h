@@ -118,10 +118,13 @@ struct fp8gen {
     bool out_of_memory;
     struct script script;
     struct gen_text spec;
-    bool loaded;        /* a load was tried */
-    bool valid;         /* ... and the checked model is there */
-    char spec_hash[33]; /* xxh128 of the model's canonical text */
-    const char *schema; /* text of fp8gen_schema, once made */
+    bool loaded;              /* a load was tried */
+    bool valid;               /* ... and the checked model is there */
+    char spec_hash[33];       /* xxh128 of the model's canonical text */
+    bool tuned;               /* a tuning file is loaded */
+    char tuning_hash[33];     /* xxh128 of its canonical text */
+    const char *schema;       /* text of fp8gen_schema, once made */
+    const char *gemm_configs; /* text of fp8gen_gemm_configs, once made */
     struct gen_plan *plan;
     struct gen_nvrtc *nvrtc;
 };

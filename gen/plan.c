@@ -157,6 +157,19 @@ static void push_format(lua_State *L)
 
 /* ---- the plan ------------------------------------------------------------------------------------ */
 
+/* What plan.lua takes besides the model: { force =, tuning = }. */
+static void push_options(lua_State *L)
+{
+    lua_createtable(L, 0, 2);
+    script_push_function(L, "spec", "forced_gemm");
+    lua_call(L, 0, 1);
+    lua_setfield(L, -2, "force");
+    script_push_module(L, "tuning");
+    lua_getfield(L, -1, "entries");
+    lua_setfield(L, -3, "tuning");
+    lua_pop(L, 1);
+}
+
 /* user: json_t **, the root. Leaves the plan's table in the registry for the expansion. */
 static int plan_body(lua_State *L)
 {
@@ -164,7 +177,8 @@ static int plan_body(lua_State *L)
     script_push_function(L, "plan", "plan");
     script_push_model(L);
     push_format(L);
-    lua_call(L, 2, 1);
+    push_options(L);
+    lua_call(L, 3, 1);
     luaL_checktype(L, -1, LUA_TTABLE);
     convert(L, lua_gettop(L), (struct slot){ root, NULL, NULL });
     lua_setfield(L, LUA_REGISTRYINDEX, KEY_PLAN);
@@ -178,7 +192,8 @@ static bool add_header(const struct fp8gen *gen, json_t *manifest)
                                json_integer(FP8_BUNDLE_FORMAT_VERSION)) == 0 &&
            json_object_set_new(manifest, "generator", json_string(fp8gen_version())) == 0 &&
            json_object_set_new(manifest, "spec_hash", json_string(gen->spec_hash)) == 0 &&
-           json_object_set_new(manifest, "tuning_hash", json_null()) == 0 &&
+           json_object_set_new(manifest, "tuning_hash",
+                               gen->tuned ? json_string(gen->tuning_hash) : json_null()) == 0 &&
            json_object_set_new(manifest, "archs", json_array()) == 0;
 }
 
@@ -241,6 +256,7 @@ static const char *copy_field(lua_State *L, const char *name)
 static int expand_body(lua_State *L)
 {
     struct gen_kernel *kernels = lua_touserdata(L, 1);
+    const json_t *records = json_object_get(script_session(L)->plan->manifest, "kernels");
     int32_t count = script_session(L)->plan->count;
     script_push_function(L, "emit", "kernels");
     lua_getfield(L, LUA_REGISTRYINDEX, KEY_PLAN);
@@ -252,6 +268,7 @@ static int expand_body(lua_State *L)
         kernels[i].entry = copy_field(L, "entry");
         kernels[i].body = copy_field(L, "body");
         kernels[i].written = copy_field(L, "written");
+        kernels[i].archs = json_object_get(json_array_get(records, (size_t)i), "archs");
         lua_pop(L, 1);
     }
     return 0;

@@ -16,6 +16,7 @@ struct gen_kernel {
     const char *entry;         /* "fp8_amax_bf16" */
     const char *body;          /* what is compiled, under the template's name */
     const char *written;       /* the same with the provenance block on top */
+    const json_t *archs;       /* names of those it exists for; NULL = all. The manifest's */
 };
 
 struct gen_plan {

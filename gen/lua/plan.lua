@@ -2,16 +2,20 @@
 --
 -- In: the model table that spec.lua made (every value present and checked), and `format`, the facts of
 -- the bundle format that C hands over so that they are written down once: the ops with their arguments
--- in order, the paddings, and the value that becomes JSON's null. Out: the manifest of a bundle
+-- in order, the paddings, and the value that becomes JSON's null; the tuning entries, if any. Out: the
+-- manifest of a bundle
 -- (runtime/bundle_format.h) without what only C knows (versions, hashes, cubins, digest), and per layer
 -- `cost` for people.
 --
--- All policy lives here: which copy in which format, which kernel with which tile, how outputs are
--- staged. Knows nothing of CUDA text or of a device; a pure function, in the order of the spec.
+-- Policy lives here: which copy in which format, which kernel, how outputs are staged; and in choose.lua:
+-- what computes each GEMM. Knows nothing of CUDA text or of a device; a pure function, in the order of the
+-- spec.
 --
 -- Not obvious: the stage of an accumulating bf16 dw is fp32, because dw + sum is rounded once.
 
+local choose = require "choose"
 local cost = require "cost"
+local tile = require "tile"
 
 local M = {}
 
@@ -23,7 +27,7 @@ local TILE = 128 -- quantise: rows and columns of a tile, and rows of a dbias pa
 
 local DW_STAGE = "fp32" -- dtype of dw's stage; see above
 
-local SIZE = { e4m3 = 1, e5m2 = 1, uint8 = 1, bf16 = 2, fp32 = 4, uint32 = 4 }
+local SIZE = { e4m3 = 1, e5m2 = 1, uint8 = 1, bf16 = 2, fp16 = 2, fp32 = 4, uint32 = 4 }
 
 local function ceil_div(a, b) return (a + b - 1) // b end
 local function roundup(a, b) return ceil_div(a, b) * b end
@@ -47,7 +51,13 @@ local kernel_kinds = {
         template = "amax.cu",
         name = function(s) return "amax_" .. s.source_dtype end,
         parameters = function(s) return { source = s.source_dtype } end,
-        grid = { rule = "elements", tile_elements = 16384, ctas_per_sm = 4, max_ctas = PARTIALS },
+        grid = {
+            rule = "elements",
+            tile_elements = 16384,
+            ctas_per_sm = 4,
+            max_ctas = PARTIALS,
+            persistent = true,
+        },
     },
     amax_dbias = { -- also the column sums of every TILE rows
         op = "amax",
@@ -60,6 +70,7 @@ local kernel_kinds = {
             tile_cols = TILE,
             ctas_per_sm = 4,
             max_ctas = PARTIALS,
+            persistent = true,
         },
     },
     quantize = {
@@ -76,7 +87,14 @@ local kernel_kinds = {
                 power_of_two = s.power_of_two,
             }
         end,
-        grid = { rule = "tiles", tile_rows = TILE, tile_cols = TILE, ctas_per_sm = 0, max_ctas = 0 },
+        grid = {
+            rule = "tiles",
+            tile_rows = TILE,
+            tile_cols = TILE,
+            ctas_per_sm = 3,
+            max_ctas = 0,
+            persistent = false, -- a CTA a tile, unless the call leaves SMs free
+        },
     },
     store = {
         op = "store",
@@ -92,45 +110,125 @@ local kernel_kinds = {
                 accumulate = s.accumulate,
             }
         end,
-        grid = { rule = "elements", tile_elements = 8192, ctas_per_sm = 8, max_ctas = 0 },
+        grid = {
+            rule = "elements",
+            tile_elements = 8192,
+            ctas_per_sm = 8,
+            max_ctas = 0,
+            persistent = true,
+        },
     },
     dequantize = {
         op = "dequantize",
         template = "dequantize.cu",
         name = function(s) return "dequantize_" .. s.source_dtype end,
         parameters = function(s) return { format = s.source_dtype } end,
-        grid = { rule = "elements", tile_elements = 8192, ctas_per_sm = 8, max_ctas = 0 },
+        grid = {
+            rule = "elements",
+            tile_elements = 8192,
+            ctas_per_sm = 8,
+            max_ctas = 0,
+            persistent = true,
+        },
     },
 }
+
+-- A kernel of one kind; kernel_set adds what is the same for all.
+local function plain_kernel(kind_name, semantics, format)
+    local kind = kernel_kinds[kind_name]
+    local grid = { rows = "rows", cols = "cols" }
+    for key, value in pairs(kind.grid) do grid[key] = value end
+    return {
+        name = kind.name(semantics),
+        op = kind.op,
+        template = kind.template,
+        parameters = kind.parameters(semantics),
+        semantics = semantics,
+        args = format.ops[kind.op],
+        grid = grid,
+        block = 256,
+        cluster = 1,
+        shared_bytes = 0,
+    }
+end
+
+-- The arguments of templates/gemm_sm90.cu: tensor maps, then words.
+local function gemm_args(c, slab_cols)
+    local function map(name, inner, outer)
+        return { name = name, type = "tensor_map", box = { inner, outer } }
+    end
+    local list = {
+        map("a", 128, c.bm),
+        map("b", 128, c.bn // c.cluster),
+        map("out", slab_cols, 64),
+    }
+    for _, name in ipairs { "a_scales", "b_scales", "bias", "out" } do
+        list[#list + 1] = { name = name, type = "pointer" }
+    end
+    for _, name in ipairs { "out_ld", "rows", "cols", "depth" } do
+        list[#list + 1] = { name = name, type = "int64" }
+    end
+    list[#list + 1] = { name = "out_by_map", type = "int32" }
+    return list
+end
+
+-- The generated GEMM of a configuration (tile.lua). semantics: source_dtype of a, second_dtype of b,
+-- target_dtype, accumulate.
+local function gemm_kernel(c, semantics)
+    local s = semantics
+    return {
+        name = ("gemm_%s_%s_%s%s_%s"):format(s.source_dtype, s.second_dtype, s.target_dtype,
+                                             s.accumulate and "_add" or "", c.name),
+        op = "gemm",
+        template = "gemm_sm90.cu",
+        archs = { "sm_90a" },
+        parameters = {
+            bm = c.bm,
+            bn = c.bn,
+            stages = c.stages,
+            cluster = c.cluster,
+            group = c.group,
+            pingpong = c.pingpong,
+            partials = c.partials,
+            add = s.accumulate,
+            target = s.target_dtype,
+            a_format = s.source_dtype,
+            b_format = s.second_dtype,
+            producer_registers = c.producer_registers,
+            consumer_registers = c.consumer_registers,
+        },
+        semantics = semantics,
+        args = gemm_args(c, tile.slab_cols(s.target_dtype, s.accumulate)),
+        grid = {
+            rule = "clusters",
+            rows = "rows",
+            cols = "cols",
+            tile_rows = c.bm * c.cluster,
+            tile_cols = c.bn,
+        },
+        block = 384,
+        cluster = c.cluster,
+        shared_bytes = tile.shared_bytes(c),
+    }
+end
 
 -- The kernels of a bundle: each variant once, in the order of first use.
 local function kernel_set(format)
     local list, by_name = {}, {}
-    local function add(kind_name, semantics)
-        local kind = kernel_kinds[kind_name]
-        local name = kind.name(semantics)
-        if by_name[name] then return name end
-        local parameters = kind.parameters(semantics)
-        parameters.entry = "fp8_" .. name
-        local grid = { rows = "rows", cols = "cols" }
-        for key, value in pairs(kind.grid) do grid[key] = value end
-        by_name[name] = {
-            name = name,
-            op = kind.op,
-            entry = parameters.entry,
-            template = kind.template,
-            parameters = parameters,
-            semantics = semantics,
-            args = format.ops[kind.op],
-            grid = grid,
-            block = 256,
-            cluster = 1,
-            shared_bytes = 0,
-        }
-        list[#list + 1] = by_name[name]
-        return name
+    local function add(kernel)
+        if not by_name[kernel.name] then
+            kernel.entry = "fp8_" .. kernel.name
+            kernel.parameters.entry = kernel.entry
+            by_name[kernel.name] = kernel
+            list[#list + 1] = kernel
+        end
+        return kernel.name
     end
-    return list, add
+    local function plain(kind_name, semantics)
+        return add(plain_kernel(kind_name, semantics, format))
+    end
+    local function gemm(configuration, semantics) return add(gemm_kernel(configuration, semantics)) end
+    return list, plain, gemm
 end
 
 -- ---- buffers -----------------------------------------------------------------------------------
@@ -273,26 +371,43 @@ local function quantize_steps(c, name, dtype, rows, cols, dbias)
         }
 end
 
--- The ranges of M that get an algorithm of their own.
-local range_ends = { 16, 64, 256, 1024, 4096 }
-
-local function dispatch(layer, dtype, reason)
-    local list, from = {}, 1
-    local function range(to)
-        list[#list + 1] = {
-            min_tokens = from,
-            max_tokens = to,
-            backend = "cublaslt",
-            dtype = dtype,
-            reason = reason,
+-- What the ranges of M get (choose.lua), with the names of kernels.
+local function dispatch(c, gemm, dtype)
+    local function kernel(configuration, accumulate)
+        return c.gemm_kernel(configuration, {
+            source_dtype = gemm.a_dtype,
+            second_dtype = gemm.b_dtype,
+            target_dtype = gemm.dtype,
+            accumulate = accumulate,
+        })
+    end
+    local function record(choice)
+        local result = {
+            backend = choice.backend,
+            reason = choice.reason,
+            seconds = tonumber(("%.4g"):format(choice.seconds)),
         }
-        from = to + 1
+        if choice.backend == "generated" then
+            result.kernel = kernel(choice.configuration, false)
+            result.accumulate_kernel = gemm.accumulates
+                    and kernel(choice.accumulate_configuration, true)
+                or c.null
+        else
+            result.algo, result.version = choice.algo, choice.version
+        end
+        return result
     end
-    for _, last in ipairs(range_ends) do
-        if last >= layer.max_tokens then break end
-        range(last)
+    local list = {}
+    for i, range in ipairs(gemm.ranges) do
+        local choices = {}
+        for j, choice in ipairs(range.choices) do choices[j] = record(choice) end
+        list[i] = {
+            min_tokens = range.min_tokens,
+            max_tokens = range.max_tokens,
+            dtype = dtype,
+            choices = choices,
+        }
     end
-    range(layer.max_tokens)
     return list
 end
 
@@ -319,15 +434,10 @@ local function output_reason(out, dtype, cols)
     return ("%s staged where its rows are packed: %d bytes are no multiple of 16"):format(out, bytes)
 end
 
--- out[rows, cols] = a b^T over depth. g: pass, a, a_copy, b, b_copy, out, dtype, rows, cols, depth, and
--- optionally bias, stage_dtype, accumulates.
+-- out[rows, cols] = a b^T over depth, as gemms_of says.
 local function gemm_step(c, g)
-    local layer, null = c.layer, c.null
+    local null = c.null
     local a, b = g.a .. "_" .. g.a_copy, g.b .. "_" .. g.b_copy
-    local accumulation = layer.accumulation[g.pass]
-    local pair = ("%s x %s"):format(c.formats[g.a], c.formats[g.b])
-    local reason = ("FP8 %s through cuBLASLt with %s accumulation, as the spec says; operands are padded, \z
-so every M, N, K fits; %s"):format(pair, accumulation, output_reason(g.out, g.dtype, g.cols))
     return {
         op = "gemm",
         args = {
@@ -345,16 +455,75 @@ so every M, N, K fits; %s"):format(pair, accumulation, output_reason(g.out, g.dt
             depth = g.depth,
             accumulate = g.accumulates and "accumulate" or 0,
         },
-        a_dtype = c.formats[g.a],
-        b_dtype = c.formats[g.b],
+        a_dtype = g.a_dtype,
+        b_dtype = g.b_dtype,
         out_dtype = g.dtype,
-        accumulation = accumulation,
+        accumulation = g.accumulation,
         stage = g.out .. "_stage",
         stage_bias = g.bias and "bias_stage" or null,
         gemm_workspace = "gemm_workspace",
         store = store_of(c, g.dtype, g.stage_dtype or g.dtype, g.accumulates),
-        dispatch = dispatch(layer, ("%s -> %s"):format(pair, g.dtype), reason),
+        dispatch = dispatch(c, g, ("%s x %s -> %s"):format(g.a_dtype, g.b_dtype, g.dtype)),
     }
+end
+
+local function cublaslt_reason(g)
+    return ("FP8 %s x %s through cuBLASLt with %s accumulation, as the spec says; operands are padded, so \z
+every M, N, K fits; %s"):format(g.a_dtype, g.b_dtype, g.accumulation,
+                               output_reason(g.out, g.dtype, g.cols))
+end
+
+-- The GEMMs of a layer, by pass: out[rows, cols] = a b^T over depth.
+local function gemms_of(layer)
+    local n, k = layer.out_features, layer.in_features
+    local gemms = {
+        fprop = {
+            a = "x",
+            a_copy = "row",
+            b = "w",
+            b_copy = "row",
+            out = "y",
+            dtype = layer.output,
+            rows = "M",
+            cols = n,
+            depth = k,
+            bias = layer.bias,
+        },
+        wgrad = {
+            a = "dy",
+            a_copy = "transposed",
+            b = "x",
+            b_copy = "transposed",
+            out = "dw",
+            dtype = layer.grad_weight,
+            rows = n,
+            cols = k,
+            depth = "M",
+            stage_dtype = DW_STAGE,
+            accumulates = true,
+        },
+        dgrad = {
+            a = "dy",
+            a_copy = "row",
+            b = "w",
+            b_copy = "transposed",
+            out = "dx",
+            dtype = layer.grad_input,
+            rows = "M",
+            cols = k,
+            depth = n,
+        },
+    }
+    local format = formats(layer.recipe)
+    for pass, g in pairs(gemms) do
+        g.pass, g.N, g.K = pass, n, k
+        g.tokens, g.max_tokens = layer.tokens, layer.max_tokens
+        g.a_dtype, g.b_dtype = format[g.a], format[g.b]
+        g.accumulation = layer.accumulation[pass]
+        g.accumulates = g.accumulates or false
+        g.cublaslt_reason = cublaslt_reason(g)
+    end
+    return gemms
 end
 
 local function passes_of(c)
@@ -362,52 +531,14 @@ local function passes_of(c)
     local n, k = layer.out_features, layer.in_features
     local weight = { quantize_steps(c, "w", layer.weight, n, k, false) }
     local fprop = { quantize_steps(c, "x", "bf16", "M", k, false) }
-    fprop[#fprop + 1] = gemm_step(c, {
-        pass = "fprop",
-        a = "x",
-        a_copy = "row",
-        b = "w",
-        b_copy = "row",
-        out = "y",
-        dtype = layer.output,
-        rows = "M",
-        cols = n,
-        depth = k,
-        bias = layer.bias,
-    })
+    fprop[#fprop + 1] = gemm_step(c, c.gemms.fprop)
     local quantize_dy = { quantize_steps(c, "dy", "bf16", "M", n, layer.bias) }
-    local wgrad = gemm_step(c, {
-        pass = "wgrad",
-        a = "dy",
-        a_copy = "transposed",
-        b = "x",
-        b_copy = "transposed",
-        out = "dw",
-        dtype = layer.grad_weight,
-        rows = n,
-        cols = k,
-        depth = "M",
-        stage_dtype = DW_STAGE,
-        accumulates = true,
-    })
-    local dgrad = gemm_step(c, {
-        pass = "dgrad",
-        a = "dy",
-        a_copy = "row",
-        b = "w",
-        b_copy = "transposed",
-        out = "dx",
-        dtype = layer.grad_input,
-        rows = "M",
-        cols = k,
-        depth = n,
-    })
     return {
         weight = weight,
         fprop = fprop,
         quantize_dy = quantize_dy,
-        wgrad = { wgrad },
-        dgrad = { dgrad },
+        wgrad = { gemm_step(c, c.gemms.wgrad) },
+        dgrad = { gemm_step(c, c.gemms.dgrad) },
     }
 end
 
@@ -422,8 +553,8 @@ local function dequantize_of(c)
     return kernels
 end
 
-local function plan_layer(layer, format, kernel)
-    local c = { layer = layer, kernel = kernel, null = format.null, formats = formats(layer.recipe) }
+local function plan_layer(c)
+    local layer = c.layer
     local record = {
         name = layer.name,
         in_features = layer.in_features,
@@ -435,18 +566,34 @@ local function plan_layer(layer, format, kernel)
         compute = "fp8",
         bias = layer.bias,
         accumulation = layer.accumulation,
-        buffers = buffers_of(layer, format),
+        buffers = buffers_of(layer, c.format),
         passes = passes_of(c),
         dequantize = dequantize_of(c),
     }
-    record.cost = cost.layer(record)
+    record.cost = cost.layer(record, c.gemms)
     return record
 end
 
-function M.plan(model, format)
-    local kernels, kernel = kernel_set(format)
-    local layers = {}
-    for i, layer in ipairs(model.layers) do layers[i] = plan_layer(layer, format, kernel) end
+-- options: force (a GEMM for all, or nil), tuning (checked entries, or nil).
+function M.plan(model, format, options)
+    local kernels, kernel, gemm = kernel_set(format)
+    local layers, gemms, all = {}, {}, {}
+    for i, layer in ipairs(model.layers) do
+        gemms[i] = gemms_of(layer)
+        for _, pass in ipairs { "fprop", "wgrad", "dgrad" } do all[#all + 1] = gemms[i][pass] end
+    end
+    choose.choose(all, { force = options.force, tuning = options.tuning or {} })
+    for i, layer in ipairs(model.layers) do
+        layers[i] = plan_layer {
+            layer = layer,
+            gemms = gemms[i],
+            kernel = kernel,
+            gemm_kernel = gemm,
+            format = format,
+            formats = formats(layer.recipe),
+            null = format.null,
+        }
+    end
     return {
         model = model.name,
         mesh = model.mesh,

@@ -13,7 +13,8 @@
 local schema = {}
 
 local dim_max = 1 << 28 -- products of three such sizes still fit 64 bits where they are needed
-local dtypes = { "bf16", "fp32" }
+local weights = { "bf16", "fp32" }
+local outputs = { "bf16", "fp16", "fp32" }
 
 local function refuse(list, message, hint)
     local refused = {}
@@ -34,16 +35,20 @@ local function merge(...)
 end
 
 local fp8_names = { "fp8", "e4m3", "e5m2", "float8", "fp8_e4m3", "fp8_e5m2" }
-local fp16_refused = refuse({ "fp16", "float16", "half" }, "fp16 is not supported",
-    'use "bf16" or "fp32"')
+local fp16_refused = refuse({ "fp16", "float16", "half" },
+    "a weight is quantised from bf16 or fp32, not from fp16", 'use "bf16" or "fp32"')
+local fp16_names = merge(
+    refuse({ "float16" }, "unknown dtype 'float16'", "did you mean 'fp16'?"),
+    refuse({ "half" }, "unknown dtype 'half'", "did you mean 'fp16'?"))
 local long_names = merge(
     refuse({ "bfloat16" }, "unknown dtype 'bfloat16'", "did you mean 'bf16'?"),
     refuse({ "float32", "float" }, "unknown dtype 'float32'", "did you mean 'fp32'?"))
 
-local function dtype_field(name, default, doc, fp8_message, fp8_hint)
+local function dtype_field(name, choices, default, doc, fp8_message, fp8_hint)
     return {
-        name = name, type = "choice", choices = dtypes, default = default, layer = true, doc = doc,
-        refused = merge(fp16_refused, long_names, refuse(fp8_names, fp8_message, fp8_hint)),
+        name = name, type = "choice", choices = choices, default = default, layer = true, doc = doc,
+        refused = merge(choices == outputs and fp16_names or fp16_refused, long_names,
+            refuse(fp8_names, fp8_message, fp8_hint)),
     }
 end
 
@@ -72,14 +77,14 @@ local common = {
         name = "accumulation", type = "table", fields = "accumulation", layer = true,
         doc = "per pass: how partial sums are kept over the contraction",
     },
-    dtype_field("weight", "bf16", "dtype of the weight that is quantised",
+    dtype_field("weight", weights, "bf16", "dtype of the weight that is quantised",
         "a weight is quantised from bf16 or fp32; FP8 weights are not an input",
         'give the dtype of the master weight: "bf16" or "fp32"'),
-    dtype_field("output", "bf16", "dtype of y", "FP8 output is not supported: " .. no_fp8_output,
+    dtype_field("output", outputs, "bf16", "dtype of y", "FP8 output is not supported: " .. no_fp8_output,
         'use output = "bf16"; the layer that reads y quantises it'),
-    dtype_field("grad_input", "bf16", "dtype of dx",
+    dtype_field("grad_input", outputs, "bf16", "dtype of dx",
         "FP8 gradients are not an output: " .. no_fp8_output, 'use grad_input = "bf16"'),
-    dtype_field("grad_weight", "fp32", "dtype of dw",
+    dtype_field("grad_weight", outputs, "fp32", "dtype of dw",
         "FP8 gradients are not an output: " .. no_fp8_output,
         'use grad_weight = "fp32", or "bf16" for half the memory'),
 }
@@ -181,7 +186,7 @@ schema.other_fields = {
 }
 
 -- Values that fp8gen_override may set.
-schema.overrides = { "tokens", "max_tokens", "recipe" }
+schema.overrides = { "tokens", "max_tokens", "recipe", "gemm" }
 
 schema.max_layers = 4096
 schema.name_max = 64

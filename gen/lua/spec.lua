@@ -5,12 +5,14 @@
 --   runtime_error(load, raised, line, stop) -> diagnostics    it stopped; stop: the limit, or nil
 --   finish(load, count, value) -> model, canonical text       it returned; raises diagnostics
 --   override(field, value)                                    before that; raises a diagnostic
+--   forced_gemm() -> value of the override "gemm", or nil
 --
 -- source = { name, text, instructions, memory_bytes, wall_ms }. The canonical text names every
 -- value of the model in one fixed order; its hash identifies the spec in a bundle, whatever its
 -- source looked like.
 
 local check = require "check"
+local choose = require "choose"
 local locate = require "locate"
 local report = require "report"
 local sandbox = require "sandbox"
@@ -19,6 +21,7 @@ local schema = require "schema"
 local spec = {}
 
 local overrides = {}
+local forced_gemm
 
 function spec.begin(source)
     local load = {
@@ -203,6 +206,14 @@ function spec.override(name, text)
         error({ message = ("'%s' cannot be overridden"):format(name),
             hint = one_of(schema.overrides) }, 0)
     end
+    if name == "gemm" then
+        local problem, hint = choose.force_problem(text)
+        if problem then
+            error({ message = problem, hint = hint }, 0)
+        end
+        forced_gemm = text
+        return
+    end
     local field = schema.field("layer", name)
     if field.type == "recipe" then
         if not contains(schema.recipes, text) then
@@ -218,6 +229,11 @@ function spec.override(name, text)
             schema.range(field), text) }, 0)
     end
     overrides[name] = value
+end
+
+-- What every GEMM shall be computed by; nil = as the plan finds best.
+function spec.forced_gemm()
+    return forced_gemm
 end
 
 return spec

@@ -91,6 +91,35 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
     finish();
 }
 
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8
+//   used by:    up
+//   parameters: a_format = "e4m3"
+//               add = false
+//               b_format = "e4m3"
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               stages = 8
+//               target = "fp32"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = false;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
 // Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     store_fp32_bf16
@@ -145,6 +174,87 @@ extern "C" __global__ void fp8_store_fp32_bf16_add(bf16 *out, const fp32 *in) {
     use(step_3);
 #line 12 "store.cu"
     finish();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     gemm_e4m3_e4m3_bf16_pp128x128c2s6g8
+//   used by:    up
+//   parameters: a_format = "e4m3"
+//               add = false
+//               b_format = "e4m3"
+//               bm = 128
+//               bn = 128
+//               cluster = 2
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_pp128x128c2s6g8"
+//               group = 8
+//               partials = 0
+//               pingpong = true
+//               producer_registers = 40
+//               stages = 6
+//               target = "bf16"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 128, stages = 6, cluster = 2, group = 8;
+constexpr bool pingpong = true, add = false;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp128x128c2s6g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     gemm_e4m3_e4m3_bf16_add_pp128x128c2s6g8
+//   used by:    up
+//   parameters: a_format = "e4m3"
+//               add = true
+//               b_format = "e4m3"
+//               bm = 128
+//               bn = 128
+//               cluster = 2
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_add_pp128x128c2s6g8"
+//               group = 8
+//               partials = 0
+//               pingpong = true
+//               producer_registers = 40
+//               stages = 6
+//               target = "bf16"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 128, stages = 6, cluster = 2, group = 8;
+constexpr bool pingpong = true, add = true;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_add_pp128x128c2s6g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     gemm_e4m3_e4m3_fp32_pp64x64c1s12g8
+//   used by:    up
+//   parameters: a_format = "e4m3"
+//               add = false
+//               b_format = "e4m3"
+//               bm = 64
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e4m3_e4m3_fp32_pp64x64c1s12g8"
+//               group = 8
+//               partials = 0
+//               pingpong = true
+//               producer_registers = 40
+//               stages = 12
+//               target = "fp32"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
+constexpr bool pingpong = true, add = false;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_pp64x64c1s12g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
 }
 
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
@@ -206,6 +316,33 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
     finish();
 }
 
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     gemm_e4m3_e4m3_bf16_pp64x64c1s12g8
+//   used by:    down
+//   parameters: a_format = "e4m3"
+//               add = false
+//               b_format = "e4m3"
+//               bm = 64
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8"
+//               group = 8
+//               partials = 0
+//               pingpong = true
+//               producer_registers = 40
+//               stages = 12
+//               target = "bf16"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
+constexpr bool pingpong = true, add = false;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
 // Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     quantize_bf16_e5m2
@@ -248,6 +385,93 @@ extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
     use(step_2);
 #line 12 "store.cu"
     finish();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     gemm_e5m2_e4m3_fp32_co128x192c2s4p1g8
+//   used by:    down
+//   parameters: a_format = "e5m2"
+//               add = false
+//               b_format = "e4m3"
+//               bm = 128
+//               bn = 192
+//               cluster = 2
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e5m2_e4m3_fp32_co128x192c2s4p1g8"
+//               group = 8
+//               partials = 1
+//               pingpong = false
+//               producer_registers = 40
+//               stages = 4
+//               target = "fp32"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 192, stages = 4, cluster = 2, group = 8;
+constexpr bool pingpong = false, add = false;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 1;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x192c2s4p1g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     gemm_e5m2_e4m3_fp32_add_co128x192c2s4p1g8
+//   used by:    down
+//   parameters: a_format = "e5m2"
+//               add = true
+//               b_format = "e4m3"
+//               bm = 128
+//               bn = 192
+//               cluster = 2
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e5m2_e4m3_fp32_add_co128x192c2s4p1g8"
+//               group = 8
+//               partials = 1
+//               pingpong = false
+//               producer_registers = 40
+//               stages = 4
+//               target = "fp32"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 192, stages = 4, cluster = 2, group = 8;
+constexpr bool pingpong = false, add = true;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 1;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x192c2s4p1g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8
+//   used by:    down
+//   parameters: a_format = "e5m2"
+//               add = false
+//               b_format = "e4m3"
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               stages = 8
+//               target = "bf16"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = false;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
+    registers<40, 232>();
 }
 
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.

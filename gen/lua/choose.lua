@@ -1,0 +1,299 @@
+-- choose.lua - which configuration, or cuBLASLt, computes each GEMM of a model, range of M by range of M.
+--
+-- In: all GEMMs of the model (plan.lua's), the tuning entries that tuning.lua checked, and what the user
+-- forced. Out: each GEMM's `ranges`: { min_tokens, max_tokens, choices }, first choice first; cuBLASLt is
+-- always the last one, since it runs on every GPU that libfp8 runs on.
+--
+-- Three sources, in this order: a forced choice, a measured one (tuning), the model of tile.lua. Under the
+-- model generated kernels come first unless cuBLASLt is predicted clearly faster: they need no staging.
+--
+-- Not obvious: every configuration costs compile time and bytes, so GEMMs of one kind (formats, output,
+-- accumulation) share at most KEPT of them, picked for all layers at once.
+
+local tile = require "tile"
+
+local M = {}
+
+local KEPT = 2 -- configurations of a kind of GEMM
+local WORTH = 0.03 -- of the time that another one must save on average
+local CLEARLY = 1.05 -- cuBLASLt comes first where a generated kernel takes that much longer
+local USUAL = 8 -- weight of the range that holds the usual tokens, on 1 for another
+
+local range_ends = { 16, 64, 256, 1024, 4096 } -- of M, for one choice each
+
+-- ---- ranges and problems -------------------------------------------------------------------------
+
+-- Ranges from 1 to max_tokens, cut at the usual ends and at those of the tuning entries.
+local function ranges_of(gemm, entries)
+    local cuts = {}
+    local function cut(last)
+        if last >= 1 and last < gemm.max_tokens then cuts[last] = true end
+    end
+    for _, last in ipairs(range_ends) do cut(last) end
+    for _, entry in ipairs(entries) do
+        cut(entry.min_tokens - 1)
+        cut(entry.max_tokens)
+    end
+    local ends = {}
+    for last in pairs(cuts) do ends[#ends + 1] = last end
+    table.sort(ends)
+    ends[#ends + 1] = gemm.max_tokens
+    local list, from = {}, 1
+    for i, last in ipairs(ends) do
+        list[i] = { min_tokens = from, max_tokens = last }
+        from = last + 1
+    end
+    return list
+end
+
+local function holds(range, tokens)
+    return tokens >= range.min_tokens and tokens <= range.max_tokens
+end
+
+-- The M that stands for a range: the usual one, else the largest.
+local function tokens_for(gemm, range)
+    return holds(range, gemm.tokens) and gemm.tokens or range.max_tokens
+end
+
+local function problem_of(gemm, tokens)
+    local function extent(value) return value == "M" and tokens or value end
+    return {
+        rows = extent(gemm.rows),
+        cols = extent(gemm.cols),
+        depth = extent(gemm.depth),
+        accumulation = gemm.accumulation,
+        out = gemm.dtype,
+        add = gemm.accumulates, -- the usual way of a pass that can
+        sms = tile.SMS,
+    }
+end
+
+-- A pass that accumulates also overwrites, with the same configuration.
+local function fits(configuration, problem)
+    if not tile.fits(configuration, problem) then return false end
+    if not problem.add then return true end
+    local overwrite = {}
+    for key, value in pairs(problem) do overwrite[key] = value end
+    overwrite.add = false
+    return tile.fits(configuration, overwrite)
+end
+
+-- The best of a set of configurations (nil: of all); nil if none fits.
+local function best_of(problem, set)
+    for _, item in ipairs(tile.rank(problem)) do
+        if (not set or set[item.configuration.name]) and fits(item.configuration, problem) then
+            return item
+        end
+    end
+end
+
+-- ---- the configurations of a kind ----------------------------------------------------------------
+
+local function kind_of(gemm)
+    return table.concat({ gemm.a_dtype, gemm.b_dtype, gemm.dtype, gemm.accumulation,
+        gemm.accumulates and "add" or "" }, " ")
+end
+
+-- Seconds with a set of configurations and cuBLASLt beside them, generated ones preferred.
+local function seconds_with(case, set)
+    local item = best_of(case.problem, set)
+    if not item then return case.cublaslt end
+    return math.min(item.seconds / CLEARLY, case.cublaslt)
+end
+
+-- Mean of log(seconds), by weight.
+local function burden(cases, set)
+    local sum, weight = 0.0, 0
+    for _, case in ipairs(cases) do
+        sum = sum + case.weight * math.log(seconds_with(case, set))
+        weight = weight + case.weight
+    end
+    return sum / weight
+end
+
+-- Adds the configuration that helps most, until none helps enough.
+local function set_for(cases)
+    local set, count = {}, 0
+    local now = burden(cases, set)
+    while count < KEPT do
+        local best, best_burden
+        for _, c in ipairs(tile.configurations) do
+            if not set[c.name] and fits(c, cases[1].problem) then
+                set[c.name] = true
+                local with = burden(cases, set)
+                set[c.name] = nil
+                if not best or with < best_burden then best, best_burden = c, with end
+            end
+        end
+        if not best or now - best_burden < (count > 0 and WORTH or 0) then break end
+        set[best.name] = true
+        count, now = count + 1, best_burden
+    end
+    return set
+end
+
+local function sets_for(gemms)
+    local cases, sets = {}, {}
+    for _, gemm in ipairs(gemms) do
+        local kind = kind_of(gemm)
+        cases[kind] = cases[kind] or {}
+        for _, range in ipairs(ranges_of(gemm, {})) do
+            local problem = problem_of(gemm, tokens_for(gemm, range))
+            table.insert(cases[kind], {
+                problem = problem,
+                cublaslt = tile.cublaslt_seconds(problem),
+                weight = holds(range, gemm.tokens) and USUAL or 1,
+            })
+        end
+    end
+    for kind, list in pairs(cases) do sets[kind] = set_for(list) end
+    return sets
+end
+
+-- ---- choices -------------------------------------------------------------------------------------
+
+-- Three digits, thousands as they are.
+local function figure(problem, seconds)
+    local value = tile.flops(problem) / seconds / 1e12
+    return value >= 100 and ("%.0f"):format(value) or ("%.3g"):format(value)
+end
+
+local function generated(configuration, seconds, reason)
+    return {
+        backend = "generated",
+        configuration = configuration,
+        accumulate_configuration = configuration,
+        seconds = seconds,
+        reason = reason,
+    }
+end
+
+local function cublaslt(gemm, seconds, reason)
+    return {
+        backend = "cublaslt",
+        seconds = seconds,
+        reason = reason and reason .. "; " .. gemm.cublaslt_reason or gemm.cublaslt_reason,
+    }
+end
+
+local function describe(item, problem, tokens)
+    return ("predicted %s TFLOP/s at M %d: %d x %d tiles, %s of clusters of %d, %.0f %% full"):format(
+        figure(problem, item.seconds), tokens, item.configuration.bm, item.configuration.bn,
+        item.waves == 1 and "1 wave" or item.waves .. " waves", item.configuration.cluster,
+        100 * item.full)
+end
+
+-- By the model.
+local function predicted(gemm, range, set)
+    local tokens = tokens_for(gemm, range)
+    local problem = problem_of(gemm, tokens)
+    local item, lt = best_of(problem, set), tile.cublaslt_seconds(problem)
+    local lt_figure = figure(problem, lt)
+    if not item then
+        return { cublaslt(gemm, lt, "no generated configuration serves it") }
+    elseif item.seconds > lt * CLEARLY then
+        return { cublaslt(gemm, lt, ("predicted %s TFLOP/s at M %d, generated %s %s"):format(
+            lt_figure, tokens, item.configuration.name, figure(problem, item.seconds))) }
+    end
+    return {
+        generated(item.configuration, item.seconds, describe(item, problem, tokens)
+            .. ", cuBLASLt " .. lt_figure),
+        cublaslt(gemm, lt, ("predicted %s TFLOP/s"):format(lt_figure)),
+    }
+end
+
+-- What the user forced: "cublaslt", "generated", or a configuration.
+local function forced(gemm, range, word)
+    local tokens = tokens_for(gemm, range)
+    local problem = problem_of(gemm, tokens)
+    local lt, why = tile.cublaslt_seconds(problem), ("gemm = %s is asked for"):format(word)
+    local wanted = tile.by_name(word)
+    if word == "cublaslt" then return { cublaslt(gemm, lt, why) } end
+    local item = best_of(problem, wanted and { [wanted.name] = true })
+    if not item then
+        return { cublaslt(gemm, lt, ("%s, which does not serve %s accumulation into %s"):format(why,
+            gemm.accumulation, gemm.dtype)) }
+    end
+    return {
+        generated(item.configuration, item.seconds, why .. "; " .. describe(item, problem, tokens)),
+        cublaslt(gemm, lt),
+    }
+end
+
+-- As measured.
+local function tuned(gemm, range, entry, other)
+    local problem = problem_of(gemm, tokens_for(gemm, range))
+    local measured = problem_of(gemm, entry.measured_tokens)
+    local seconds = entry.microseconds * 1e-6 * tile.flops(problem) / tile.flops(measured)
+    local reason = ("tuned: %s TFLOP/s measured at M %d%s"):format(
+        figure(measured, entry.microseconds * 1e-6), entry.measured_tokens,
+        entry.second and (", next %s %s"):format(entry.second.name,
+            figure(measured, entry.second.microseconds * 1e-6)) or "")
+    if not entry.configuration then
+        local choice = cublaslt(gemm, seconds, reason)
+        choice.algo, choice.version = entry.algo, entry.version
+        return { choice }
+    end
+    local choice = generated(entry.configuration, seconds, reason)
+    if other and other.configuration then choice.configuration = other.configuration end
+    return { choice, cublaslt(gemm, tile.cublaslt_seconds(problem)) }
+end
+
+-- The tuning entries of this GEMM: those of the way that it is usually used, and of the other.
+local function entries_of(gemm, tuning)
+    local usual, other = {}, {}
+    for _, entry in ipairs(tuning) do
+        if entry.pass == gemm.pass and entry.N == gemm.N and entry.K == gemm.K
+            and entry.a_dtype == gemm.a_dtype and entry.b_dtype == gemm.b_dtype
+            and entry.out_dtype == gemm.dtype and entry.accumulation == gemm.accumulation then
+            local list = entry.accumulate == gemm.accumulates and usual or other
+            list[#list + 1] = entry
+        end
+    end
+    return usual, other
+end
+
+local function entry_for(entries, range)
+    for _, entry in ipairs(entries) do
+        if holds(entry, range.min_tokens) then return entry end
+    end
+end
+
+local function choose(gemm, set, options)
+    local usual, other = {}, {}
+    if not options.force then usual, other = entries_of(gemm, options.tuning) end
+    local all = table.move(other, 1, #other, #usual + 1, table.move(usual, 1, #usual, 1, {}))
+    local ranges = ranges_of(gemm, all)
+    for _, range in ipairs(ranges) do
+        local entry, second = entry_for(usual, range), entry_for(other, range)
+        if options.force then
+            range.choices = forced(gemm, range, options.force)
+        elseif entry or second then
+            range.choices = tuned(gemm, range, entry or second, second)
+        else
+            range.choices = predicted(gemm, range, set)
+        end
+        if holds(range, gemm.tokens) then gemm.seconds = range.choices[1].seconds end
+    end
+    return ranges
+end
+
+-- Sets `ranges` of every GEMM, and `seconds`, predicted at the usual tokens. options: force (nil or
+-- checked by force_problem), tuning (a list, maybe empty).
+function M.choose(gemms, options)
+    local sets = sets_for(gemms)
+    for _, gemm in ipairs(gemms) do
+        gemm.ranges = choose(gemm, sets[kind_of(gemm)], options)
+    end
+end
+
+-- What is wrong with a forced choice, and a hint; nil if nothing is.
+function M.force_problem(word)
+    if word == "cublaslt" or word == "generated" or tile.by_name(word) then return nil end
+    local names = {}
+    for i, c in ipairs(tile.configurations) do names[i] = c.name end
+    return ("there is no GEMM '%s'"):format(word),
+        "'cublaslt', 'generated', or one of " .. table.concat(names, ", ")
+end
+
+return M

@@ -1,0 +1,192 @@
+-- tile.lua - the configurations of the generated GEMM (templates/gemm_sm90.cu), and what each would take.
+--
+-- In: a problem { rows, cols, depth, accumulation = "fast" | "split", out = dtype, add = bool, sms }: the
+-- output's extents, the contraction, out += or out =. Out: the configurations that serve it, and seconds
+-- for each of them and for cuBLASLt. Pure; what it is wrong about, a tuning file corrects.
+--
+-- The model: clusters of CTAs take tiles in waves. A CTA spends `us` on every 128 of the contraction, less
+-- when few SMs are at work. Then the tile leaves: in a cooperative kernel while nothing multiplies; in a
+-- pingpong kernel under the next tile, of which it takes a little. In large problems power, not the kernel,
+-- sets the speed. The constants are fitted to one H200 SXM, random data, many shapes.
+
+local M = {}
+
+M.SMS = 132 -- of the GPU that the constants describe
+
+-- One row a configuration:
+--   name                 <schedule><bm>x<bn>c<cluster>s<stages>[p<partials>]g<group>; pp pingpong, co cooperative
+--   bm, bn               tile of a CTA                     stages    of the ring, bm + bn rows of 128 bytes
+--   cluster              CTAs below each other that share b
+--   group                rows of clusters in a raster group
+--   partials             0: fast accumulation; 1, 2: split, with that many partial sums
+--   producer, consumer   registers a thread
+--   wide, narrow         serves outputs that leave as fp32 (fp32, or sums into 16 bits), as 16 bits
+--   us                   microseconds for one tile and 128 of the contraction, all SMs at work
+local function row(name, producer, consumer, us, only)
+    local schedule, bm, bn, cluster, stages, rest = name:match "^(%a+)(%d+)x(%d+)c(%d+)s(%d+)(.*)$"
+    local partials, group = rest:match "^p(%d+)g(%d+)$"
+    return {
+        name = name,
+        bm = math.tointeger(bm),
+        bn = math.tointeger(bn),
+        stages = math.tointeger(stages),
+        cluster = math.tointeger(cluster),
+        group = math.tointeger(group or rest:match "^g(%d+)$"),
+        pingpong = schedule == "pp",
+        partials = math.tointeger(partials or 0),
+        producer_registers = producer,
+        consumer_registers = consumer,
+        wide = only ~= "narrow",
+        narrow = only ~= "wide",
+        us = us,
+    }
+end
+
+M.configurations = {
+    row("pp128x192c2s4g8", 24, 240, 0.523, "narrow"),
+    row("pp128x192c1s4g8", 24, 240, 0.560, "narrow"),
+    row("pp128x160c2s5g8", 24, 240, 0.465, "wide"),
+    row("pp128x128c2s6g8", 40, 232, 0.392),
+    row("pp128x128c1s6g8", 40, 232, 0.405),
+    row("pp64x256c1s4g8", 40, 232, 0.480),
+    row("pp64x128c1s8g8", 40, 232, 0.320),
+    row("pp64x64c1s12g8", 40, 232, 0.230),
+    row("co128x256c1s4g8", 40, 232, 0.805),
+    row("co128x256c2s4g8", 40, 232, 0.820),
+    row("co256x128c2s4g8", 40, 232, 0.850),
+    row("co128x192c1s4g8", 40, 232, 0.640),
+    row("co128x128c1s6p2g8", 40, 232, 0.336),
+    row("co128x128c2s6p2g8", 40, 232, 0.348),
+    row("co128x64c1s8p2g8", 40, 232, 0.270),
+    row("co128x192c2s4p1g8", 40, 232, 0.640),
+}
+
+local by_name = {}
+for _, c in ipairs(M.configurations) do by_name[c.name] = c end
+function M.by_name(name) return by_name[name] end
+
+local SIZE = { bf16 = 2, fp16 = 2, fp32 = 4 }
+
+-- Bytes of an element on its way out: sums into 16 bits wait in shared memory as fp32.
+local function slab_size(problem) return problem.add and 4 or SIZE[problem.out] end
+
+-- Columns of a slab, the box in which the output leaves.
+function M.slab_cols(out, add) return 128 // slab_size { out = out, add = add } end
+
+local SLABS = 32768 -- bytes of shared memory in which output tiles leave
+
+function M.shared_bytes(c) return c.stages * (c.bm + c.bn) * 128 + SLABS + 16 * c.stages + 16 end
+
+-- Whether the configuration serves problems of this accumulation and output.
+function M.fits(c, problem)
+    if (c.partials == 0) ~= (problem.accumulation == "fast") then return false end
+    if slab_size(problem) == 4 then return c.wide end
+    return c.narrow
+end
+
+-- ---- time ----------------------------------------------------------------------------------------
+
+local START = 3.3e-6 -- s, from launch to the first multiplication
+local FIRST = 1.2e-6 -- s, latencies of a tile's way out
+local OUT = { narrow = 2.6e-11, wide = 1.0e-10, add = 2.2e-10 } -- s for each element of a CTA's tile
+local OVERLAPPED = 0.1 -- share of the way out that still shows under pingpong
+local IDLE = 0.25 -- share of a block's time that goes when nearly all other SMs are idle
+local COPY = 4.25e12 -- bytes/s
+-- FLOP/s of all SMs under the power limit; outputs that are read and written again cost power too. It sets
+-- in from the first to the second number of FLOPs.
+local SUSTAINED = { fast = 1.335e15, split = 1.255e15 }
+local SUSTAINED_ADD = 0.93
+local SHORT, LONG = 1.5e11, 6e11
+
+local function ceil_div(a, b) return (a + b - 1) // b end
+
+local function flops_of(p) return 2.0 * p.rows * p.cols * p.depth end
+
+local function bytes_of(p)
+    local out = SIZE[p.out] * (p.add and 2 or 1)
+    return (p.rows + p.cols) * p.depth + p.rows * p.cols * out
+end
+
+-- Seconds of a problem that would take `free` if neither power nor memory limited it.
+local function limited(free, p, sustained)
+    local flops = flops_of(p)
+    local limit = flops / (sustained * (p.add and SUSTAINED_ADD or 1) * p.sms / M.SMS)
+    local share = math.log(flops / SHORT) / math.log(LONG / SHORT)
+    share = math.max(0, math.min(1, share))
+    return math.max(free + (math.max(free, limit) - free) * share, bytes_of(p) / COPY)
+end
+
+-- Seconds of the blocks of one tile, `us` each when all SMs are at work.
+local function blocks_seconds(us, p, busy)
+    return ceil_div(p.depth, 128) * us * 1e-6 * (1 - IDLE * (1 - busy))
+end
+
+-- Waves of clusters of `cluster` CTAs, and the share of the SMs that the average wave keeps busy.
+local function waves_of(tile_rows, tile_cols, cluster, p)
+    local clusters = ceil_div(p.rows, tile_rows * cluster) * ceil_div(p.cols, tile_cols)
+    local at_once = p.sms // cluster
+    local waves = ceil_div(clusters, at_once)
+    return waves, clusters / (waves * at_once), clusters
+end
+
+-- Seconds that a tile takes on its way out.
+local function out_seconds(tile, p)
+    return FIRST + tile * OUT[p.add and "add" or SIZE[p.out] == 4 and "wide" or "narrow"]
+end
+
+-- Predicted seconds of a configuration, waves of clusters, and how full they are (with edges of tiles).
+function M.seconds(c, p)
+    local waves, busy = waves_of(c.bm, c.bn, c.cluster, p)
+    local tile = c.bm * c.bn
+    local multiply = blocks_seconds(c.us, p, busy)
+    local out = out_seconds(tile, p)
+    local total
+    if c.pingpong then
+        local each = multiply + OVERLAPPED * out
+        total = waves * math.max(each, (multiply + out) / 2) + out -- two warpgroups in turn
+    else
+        total = waves * (multiply + out)
+    end
+    local full = p.rows * p.cols / (waves * (p.sms // c.cluster) * c.cluster * tile)
+    return START + limited(total, p, SUSTAINED[p.accumulation]), waves, full
+end
+
+-- What cuBLASLt's best algorithm takes: fitted in the same way, over the tiles that it has.
+local LT_TILES = { { 128, 256, 0.75 }, { 128, 128, 0.39 }, { 64, 128, 0.29 }, { 64, 64, 0.18 } }
+local LT_SPLIT = 1.06 -- blocks of split accumulation take that much longer
+local LT_SUSTAINED = { fast = 1.33e15, split = 1.265e15 }
+local LT_START = { fast = 6.5e-6, split = 8.0e-6 }
+
+function M.cublaslt_seconds(p)
+    local best = math.huge
+    for _, t in ipairs(LT_TILES) do
+        local waves, busy = waves_of(t[1], t[2], 1, p)
+        local us = p.accumulation == "split" and t[3] * LT_SPLIT or t[3]
+        local each = blocks_seconds(us, p, busy)
+        if p.add then each = each + t[1] * t[2] * OUT.add / 2 end
+        best = math.min(best, waves * each)
+    end
+    return LT_START[p.accumulation] + limited(best, p, LT_SUSTAINED[p.accumulation])
+end
+
+function M.flops(p) return flops_of(p) end
+
+-- The configurations that fit, best first: { { configuration, seconds, waves, full }, ... }. Equal times
+-- keep the table's order.
+function M.rank(p)
+    local list = {}
+    for i, c in ipairs(M.configurations) do
+        if M.fits(c, p) then
+            local seconds, waves, full = M.seconds(c, p)
+            list[#list + 1] =
+                { configuration = c, seconds = seconds, waves = waves, full = full, place = i }
+        end
+    end
+    table.sort(list, function(a, b)
+        if a.seconds ~= b.seconds then return a.seconds < b.seconds end
+        return a.place < b.place
+    end)
+    return list
+end
+
+return M
