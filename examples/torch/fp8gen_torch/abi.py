@@ -113,12 +113,10 @@ class Dispatch(ctypes.Structure):
                 ("reserved", c_uint64 * 4)]
 
 
-PROGRESS = ctypes.CFUNCTYPE(None, c_void_p, c_char_p, c_int32, c_int32)
-
-
-class BuildOptions(ctypes.Structure):
-    _fields_ = [("size", c_uint32), ("jobs", c_int32), ("archs", c_char_p), ("output_dir", c_char_p),
-                ("progress", PROGRESS), ("progress_user", c_void_p), ("reserved", c_uint64 * 4)]
+class JitOptions(ctypes.Structure):
+    _fields_ = [("size", c_uint32), ("jobs", c_int32), ("archs", c_char_p), ("cache_dir", c_char_p),
+                ("template_dir", c_char_p), ("log", LOG_CALLBACK), ("log_user", c_void_p),
+                ("reserved", c_uint64 * 4)]
 
 
 # C name -> struct; the test of sizes reads it.
@@ -129,7 +127,7 @@ STRUCTS = {
     "fp8_quantize_dy_args": QuantizeDyArgs, "fp8_wgrad_args": WgradArgs,
     "fp8_dgrad_args": DgradArgs, "fp8_quantize_args": QuantizeArgs,
     "fp8_dequantize_args": DequantizeArgs, "fp8_dispatch": Dispatch,
-    "fp8gen_build_options": BuildOptions,
+    "fp8gen_jit_options": JitOptions,
 }
 
 _RUNTIME = {
@@ -149,9 +147,7 @@ _RUNTIME = {
     "fp8_dequantize": [c_void_p, POINTER(DequantizeArgs)],
 }
 _GENERATOR = {
-    "fp8gen_open": [c_void_p, POINTER(c_void_p)],
-    "fp8gen_load_text": [c_void_p, c_char_p, c_char_p, c_size_t],
-    "fp8gen_build": [c_void_p, POINTER(BuildOptions)],
+    "fp8gen_jit_bundle": [POINTER(JitOptions), c_char_p, c_char_p, c_size_t, c_char_p, c_size_t],
 }
 
 
@@ -221,11 +217,7 @@ def generator():
     if _generator is None:
         library = _open("fp8gen")
         _declare(library, _GENERATOR, c_int)
-        library.fp8gen_diagnostics.argtypes = [c_void_p]
-        library.fp8gen_diagnostics.restype = c_char_p
-        library.fp8gen_version.restype = c_char_p
-        library.fp8gen_close.argtypes = [c_void_p]
-        library.fp8gen_close.restype = None
+        library.fp8gen_jit_error.argtypes, library.fp8gen_jit_error.restype = [], c_char_p
         _preload_nvrtc()
         _generator = library
     return _generator

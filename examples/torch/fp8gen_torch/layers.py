@@ -1,16 +1,14 @@
 """Layers of the runtime for the shapes and dtypes that turn up: described, built once, kept.
 
 A layer is asked for by what decides its kernels (features, dtypes, recipe, device) and comes from a
-bundle in the user's cache folder, which is generated and compiled when it is not there. Contexts,
-bundles and layers live until the process ends: there are few of them and they are shared by all
-threads. `prepare` makes all layers of a model before the first step or collective.
+bundle that the generator finds in the user's cache, or makes and puts there (fp8gen_jit_bundle).
+Contexts, bundles and layers live until the process ends: there are few of them and they are shared by
+all threads.
 
 Must not know: autograd, modules, communicators.
 """
 import ctypes
 import dataclasses
-import hashlib
-import os
 import threading
 
 import torch
@@ -173,46 +171,20 @@ def layer_of(key, tokens):
 # ---- bundles --------------------------------------------------------------------------------------
 
 
-def cache_dir():
-    base = os.environ.get("FP8GEN_CACHE_DIR")
-    if not base:
-        home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        base = os.path.join(home, "fp8gen")
-    return os.path.join(base, "torch")
-
-
-def _build(text, arch, path):
-    library = abi.generator()
-    session = ctypes.c_void_p()
-    if library.fp8gen_open(None, session):
-        raise MemoryError("fp8gen_open: out of memory")
-    try:
-        options = abi.BuildOptions(size=ctypes.sizeof(abi.BuildOptions), archs=arch.encode(),
-                                   output_dir=path.encode())
-        spec = text.encode()
-        if (library.fp8gen_load_text(session, b"torch.lua", spec, len(spec))
-                or library.fp8gen_build(session, options)):
-            raise RuntimeError("fp8gen could not build the layer:\n"
-                               + library.fp8gen_diagnostics(session).decode())
-    finally:
-        library.fp8gen_close(session)
-
-
 def _bundle(text, arch):
-    """The folder of the bundle of a spec; built when the cache has none of this generator."""
+    """The folder of the bundle of a spec: from the user's cache, or compiled now and put there."""
     library = abi.generator()
-    stat = os.stat(library._name) if os.path.exists(library._name) else None
-    parts = (text, arch, library.fp8gen_version().decode(), stat and (stat.st_size, stat.st_mtime_ns))
-    path = os.path.join(cache_dir(), hashlib.sha256(repr(parts).encode()).hexdigest()[:32])
-    if not os.path.exists(os.path.join(path, "manifest.json")):
-        os.makedirs(cache_dir(), mode=0o700, exist_ok=True)
-        _build(text, arch, path)
-    return path
+    options = abi.JitOptions(size=ctypes.sizeof(abi.JitOptions), archs=arch.encode())
+    path = ctypes.create_string_buffer(4096)
+    spec = text.encode()
+    if library.fp8gen_jit_bundle(options, b"torch.lua", spec, len(spec), path, len(path)):
+        raise RuntimeError("fp8gen could not build the layer:\n" + library.fp8gen_jit_error().decode())
+    return path.value
 
 
 def _create(context, key, tokens):
     path = _bundle(key.spec(tokens), context.arch)
     bundle, layer = ctypes.c_void_p(), ctypes.c_void_p()
-    abi.check(abi.runtime.fp8_bundle_open(context.handle, path.encode(), bundle))
+    abi.check(abi.runtime.fp8_bundle_open(context.handle, path, bundle))
     abi.check(abi.runtime.fp8_layer_create(bundle, b"layer", layer))
     return layer

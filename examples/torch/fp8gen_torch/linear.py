@@ -390,9 +390,10 @@ _linear_op.register_autograd(_op_backward, setup_context=_setup)
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def _output_dtype(x, weight):
-    if torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64:
-        return torch.get_autocast_dtype(x.device.type)
+def _output_dtype(x):
+    kind = x.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
     return x.dtype
 
 
@@ -421,7 +422,7 @@ def fp8_linear(x, weight, bias=None, state=None):
     _check(x, weight, bias)
     if state is None:
         state = state_of(weight)
-    y_dtype = _output_dtype(x, weight)
+    y_dtype = _output_dtype(x)
     main_grad = getattr(weight, "main_grad", None)
     dw_dtype = weight.dtype if main_grad is None else main_grad.dtype
     if (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0

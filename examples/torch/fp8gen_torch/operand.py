@@ -36,12 +36,12 @@ def operand_bytes(rows, cols, copies):
 
 
 def _memory(size, device):
-    """CUDA's allocator aligns to 512, the CPU's to 64."""
+    """CUDA's allocator aligns to 512, the CPU's to 64: there the storage begins inside a buffer."""
     if device.type != "cpu":
         return torch.empty(size, dtype=torch.uint8, device=device)
-    memory = torch.empty(size + 255, dtype=torch.uint8)
-    skip = -memory.data_ptr() % 256
-    return memory[skip:skip + size]
+    memory = (ctypes.c_uint8 * (size + 255))()
+    skip = -ctypes.addressof(memory) % 256
+    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=skip)
 
 
 def empty(rows, cols, copies, device):
