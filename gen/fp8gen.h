@@ -175,6 +175,34 @@ struct fp8_layer_description;
 FP8GEN_API int fp8gen_jit_provider(void *user, const struct fp8_layer_description *description,
                                    char *path, size_t path_bytes);
 
+/* ---- the cache on disk ---------------------------------------------------------------------------- */
+/* dir as fp8gen_jit_options.cache_dir. fp8gen_jit_error has what went wrong. */
+
+FP8GEN_API fp8gen_status fp8gen_cache_path(const char *dir, char *path, size_t path_bytes);
+
+typedef struct fp8gen_cache_entry {
+    uint32_t size;
+    uint32_t
+        damaged; /* 1: its files are not as they were written; it is rebuilt when next needed */
+    const char *kind; /* "kernels", "bundles", or "failed": sources and logs that did not compile */
+    const char *name; /* "<kernel>.<128-bit hash of its key>", its folder in <cache>/<kind> */
+    uint64_t bytes;
+    int64_t used; /* the last time, within ten minutes, in seconds since 1970 */
+} fp8gen_cache_entry;
+
+/* Calls each for every entry, by kind and name; with verify = 1 their files are read and compared with the
+ * sums that were taken when they were written. */
+FP8GEN_API fp8gen_status fp8gen_cache_list(const char *dir, uint32_t verify,
+                                           void (*each)(void *user,
+                                                        const fp8gen_cache_entry *entry),
+                                           void *user);
+
+/* Removes the entries used longest ago until at most max_size is left ("512M"; NULL: $FP8GEN_CACHE_SIZE, or
+ * 1G), and what killed processes left. Every build that adds to the cache does that by itself, but keeps
+ * what was used within the last minute. *removed: bytes. FP8GEN_ERR_ARGUMENT: max_size is no size. */
+FP8GEN_API fp8gen_status fp8gen_cache_trim(const char *dir, const char *max_size,
+                                           uint64_t *removed);
+
 #ifdef __cplusplus
 }
 #endif

@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,9 @@
 #define LOCKS "locks"
 #define TEMPORARY ".tmp."
 
-enum { FILE_BYTES_MAX = 1 << 28, FILE_NAME_MAX = 300 };
+enum { FILE_BYTES_MAX = 1 << 28, FILE_NAME_MAX = 300, KEEP_SECONDS = 60 };
+
+static _Atomic int64_t commits; /* of this process, into any cache */
 
 const char *const gen_kind_names[GEN_KIND_COUNT] = { "kernels", "bundles", "failed" };
 static const char *const key_files[GEN_KIND_COUNT] = { "source.cu", "key.txt", "source.cu" };
@@ -154,7 +157,7 @@ static int open_root(struct gen_store *store)
 
 void gen_store_open(struct gen_store *store, const char *dir, struct gen_log log)
 {
-    *store = (struct gen_store){ .fd = -1, .log = log };
+    *store = (struct gen_store){ .fd = -1, .log = log, .commits = atomic_load(&commits) };
     char *path = gen_store_default(dir);
     if (path != NULL && path[0] != '/') {
         char *here = getcwd(NULL, 0);
@@ -175,6 +178,9 @@ void gen_store_open(struct gen_store *store, const char *dir, struct gen_log log
 
 void gen_store_close(struct gen_store *store)
 {
+    uint64_t removed;
+    if (store->fd >= 0 && store->commits != atomic_load(&commits))
+        gen_store_trim(store, gen_store_limit(store), KEEP_SECONDS, &removed);
     if (store->fd >= 0)
         close(store->fd);
     gen_free(store->path);
@@ -516,6 +522,8 @@ int gen_writer_commit(struct gen_writer *writer)
     error = put_in_place(writer, parent);
     if (error == 0)
         error = sync_folder(parent);
+    if (error == 0)
+        atomic_fetch_add(&commits, 1);
     close(parent);
     return error;
 }

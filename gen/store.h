@@ -33,6 +33,7 @@ struct gen_store {
     int fd;     /* of the folder; -1: none can be used, everything stays in memory */
     char *path; /* absolute */
     struct gen_log log;
+    int64_t commits; /* of this process when it was opened */
 };
 
 enum gen_kind { GEN_KERNELS, GEN_BUNDLES, GEN_FAILED, GEN_KIND_COUNT };
@@ -52,6 +53,7 @@ char *gen_store_default(const char *dir);
 /* Opens the folder, made if need be. Where that cannot be, warns (once a process and folder) and leaves
  * fd = -1. gen_store_close in any case. */
 void gen_store_open(struct gen_store *store, const char *dir, struct gen_log log);
+/* Trims it first if this process has put something into it since. */
 void gen_store_close(struct gen_store *store);
 /* Warns once a process and folder that what is made stays in memory, and why. */
 void gen_store_warn(const struct gen_store *store, const char *what, int error);

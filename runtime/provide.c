@@ -405,7 +405,7 @@ static void warn_unprepared(const fp8_context *context, const fp8_bundle *bundle
         at += length > 0 ? (size_t)length : 0;
     }
     fp8_log_write(&context->log, FP8_LOG_WARNING,
-                  "this %s was not prepared: its bundle took %" PRId64
+                  "%s: not prepared, its bundle took %" PRId64
                   " ms inside a step; fp8_context_prepare makes it beforehand (kernels %s)",
                   name_of(d, name), milliseconds, kernels);
 }

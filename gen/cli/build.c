@@ -10,6 +10,9 @@ struct values {
     const char *arch;
     int64_t jobs;
     const char *template_dir;
+    bool no_cache;
+    const char *tuning;
+    const char *gemm;
 };
 
 static const struct cli_option options[] = {
@@ -37,6 +40,12 @@ static const struct cli_option options[] = {
       .metavar = "DIR",
       .doc = "templates from DIR instead of the built-in ones",
       .offset = offsetof(struct values, template_dir) },
+    { .name = "no-cache",
+      .kind = CLI_FLAG,
+      .doc = "compile every kernel, whatever the cache holds, and keep none",
+      .offset = offsetof(struct values, no_cache) },
+    CLI_OPTION_TUNING(struct values),
+    CLI_OPTION_GEMM(struct values),
     { .name = NULL },
 };
 
@@ -64,6 +73,9 @@ static int run(const void *v, int count, char **operands)
     build.output_dir = values->output;
     build.jobs = (int32_t)values->jobs;
     build.progress = show;
+    build.log = cli_gen_log;
+    if (values->no_cache)
+        build.cache_dir = "";
     if (values->arch)
         build.archs = values->arch;
     fp8gen_status status = fp8gen_build(gen, &build);

@@ -89,11 +89,15 @@ extern const struct cli_command cli_commands[];
 extern const struct cli_command cli_check_command, cli_plan_command, cli_expand_command,
     cli_build_command, cli_run_command, cli_bench_layer_command, cli_bench_quantize_command,
     cli_bench_host_command, cli_doctor_command, cli_help_command;
+extern const struct cli_command cli_cache_path_command, cli_cache_list_command,
+    cli_cache_trim_command, cli_cache_verify_command;
 
 /* ---- environment.c --------------------------------------------------------------------------------- */
 
 enum cli_variable {
     CLI_ENV_TEMPLATE_DIR,
+    CLI_ENV_CACHE_DIR,
+    CLI_ENV_CACHE_SIZE,
     CLI_ENV_LOG,
     CLI_ENV_CUBLASLT_PATH,
     CLI_ENV_NVRTC_PATH,
@@ -149,6 +153,8 @@ struct cli_spec {
 int cli_spec_open(const struct cli_spec *spec, const char *text, fp8gen **gen);
 /* Prints the session's diagnostics and returns the exit code of a failed call. */
 int cli_gen_failed(const fp8gen *gen, fp8gen_status status, const char *what);
+/* The log callback of builds: warnings, and with -v what was compiled. */
+void cli_gen_log(void *user, int level, const char *message);
 /* Prints "what: " and the sentence of the last failed libfp8 call, and returns its exit code. */
 int cli_fp8_failed(fp8_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));

@@ -121,6 +121,7 @@ int cli_device_bundle(const struct cli_device *device, fp8gen *gen, fp8_bundle *
     build.archs = device->arch;
     build.output_dir = path;
     build.progress = show_progress;
+    build.log = cli_gen_log;
     fp8gen_status built = fp8gen_build(gen, &build);
     cli_progress_end();
     if (built) {

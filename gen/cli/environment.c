@@ -16,6 +16,9 @@ static const struct {
 } variables[CLI_ENV_COUNT] = {
     [CLI_ENV_TEMPLATE_DIR] = { "FP8GEN_TEMPLATE_DIR",
                                "folder of templates used instead of the built-in ones" },
+    [CLI_ENV_CACHE_DIR] = { "FP8GEN_CACHE_DIR", "folder of the kernel cache (default "
+                                                "$XDG_CACHE_HOME/fp8gen, ~/.cache/fp8gen)" },
+    [CLI_ENV_CACHE_SIZE] = { "FP8GEN_CACHE_SIZE", "what the cache is kept within (default 1G)" },
     [CLI_ENV_LOG] = { "FP8_LOG", "runtime messages on stderr: info,dispatch (each GEMM choice)" },
     [CLI_ENV_CUBLASLT_PATH] = { "FP8_CUBLASLT_PATH",
                                 "libcublasLt, where the loader does not find it by itself" },

@@ -64,6 +64,15 @@ int cli_spec_open(const struct cli_spec *spec, const char *text, fp8gen **gen)
     return code;
 }
 
+void cli_gen_log(void *user, int level, const char *message)
+{
+    (void)user;
+    if (level <= FP8_LOG_WARNING)
+        cli_warning("%s", message);
+    else if (cli_verbosity() > 0)
+        cli_note("%s", message);
+}
+
 int cli_fp8_failed(fp8_status status, const char *format, ...)
 {
     char what[512];

@@ -1,0 +1,205 @@
+"""FP8 linear whose weight is sharded: an autograd function over the caller's own communicator.
+
+    y = weight_parallel_linear(x, weight_shard, bias_shard, communicator, state, module)
+
+The communicator is what weight-parallel frameworks define, any object with
+
+    weight_hook(tensor, async_op=False, module=None, is_bias=False) -> the full tensor
+    grad_hook(tensor, async_op=False, module=None, reduce_op=..., is_bias=False) -> (shard, handle)
+    output_hook(tensor, async_op=False), grad_output_hook(tensor, async_op=False)   both optional,
+        -> tensor or (tensor, handle): what is done to y, and to dy before backward reads it
+
+A full tensor that weight_hook returns may be cached by its owner: it is read, never written. Backward
+gathers again, computes wgrad first, starts its reduce-scatter and hides it behind dgrad.
+
+fp8_gather=True gathers FP8 instead of bf16: the shard is quantised with the amax of the whole weight
+(communicator.amax_hook(amax), one all-reduce(max), or the amax that precompute_amax left), and
+weight_hook sees uint8 rows: half the bytes on the wire. The gathered bytes are those of the unsharded
+weight, bit for bit. Shards are rows; where N does not divide, they are padded to equal ones.
+"""
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from . import abi, operand
+from . import linear as ops
+from .linear import State
+
+
+class Communicator:
+    """The reference communicator, over torch.distributed: equal row shards of one group."""
+
+    def __init__(self, group=None, reduce_op=dist.ReduceOp.AVG):
+        self.group = group
+        self.world, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.reduce_op = reduce_op
+        self.wire_bytes = 0  # received by this rank
+
+    def shard(self, full):
+        """This rank's rows of a full tensor, padded with zeros to ceil(rows / ranks)."""
+        rows = -(-full.shape[0] // self.world)
+        mine = full[self.rank * rows:(self.rank + 1) * rows]
+        shard = full.new_zeros(rows, *full.shape[1:])
+        shard[:mine.shape[0]] = mine
+        return shard
+
+    def weight_hook(self, tensor, async_op=False, module=None, is_bias=False):
+        full = tensor.new_empty(self.world * tensor.shape[0], *tensor.shape[1:])
+        dist.all_gather_into_tensor(full, tensor.contiguous(), group=self.group)
+        self._count(full)
+        return full
+
+    def grad_hook(self, tensor, async_op=False, module=None, reduce_op=None, is_bias=False):
+        rows = -(-tensor.shape[0] // self.world)
+        if rows * self.world != tensor.shape[0]:
+            padded = tensor.new_zeros(rows * self.world, *tensor.shape[1:])
+            padded[:tensor.shape[0]] = tensor
+            tensor = padded
+        shard = tensor.new_empty(rows, *tensor.shape[1:])
+        self._count(tensor)
+        reduce_op = reduce_op or self.reduce_op
+        if dist.get_backend(self.group) == "gloo":  # has no average, and in places no reduce-scatter
+            dist.all_reduce(tensor, group=self.group)
+            shard.copy_(tensor[self.rank * rows:(self.rank + 1) * rows])
+            return (shard / self.world if reduce_op == dist.ReduceOp.AVG else shard), None
+        handle = dist.reduce_scatter_tensor(shard, tensor, op=reduce_op, group=self.group,
+                                            async_op=async_op)
+        return shard, handle
+
+    def amax_hook(self, amax):
+        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=self.group)
+        return amax
+
+    def _count(self, full):
+        self.wire_bytes += full.numel() * full.element_size() * (self.world - 1) // self.world
+
+
+class ShardState(State):
+    """A State of a weight of which this rank holds rows: with its full shape and FP8 shard."""
+
+    def __init__(self, out_features, recipe=ops.Recipe(), fp8_gather=False):
+        super().__init__(recipe, keep=False)
+        self.out_features, self.fp8_gather = out_features, fp8_gather
+        self.amax = None        # of the whole weight, while amax_key is that of the shard
+        self._amax_key = None
+        self._rows = None       # (key, header, uint8 rows) of the shard
+
+    def shard(self, weight, communicator):
+        """(header, uint8 rows) of this rank's rows, quantised with the whole weight's amax."""
+        key = _key(weight)
+        if self._rows is None or self._rows[0] != key:
+            if self._amax_key != key:
+                self.set_amax(weight, communicator.amax_hook(operand.amax_of(weight)))
+            scale, inverse = operand.scales_of(self.amax, abi.E4M3, self.recipe.power_of_two)
+            header = operand.header(self.amax, scale, inverse)
+            self._rows = key, header, operand.quantize_rows(weight, scale)
+        return self._rows[1:]
+
+    def set_amax(self, weight, amax):
+        self.amax, self._amax_key = amax, _key(weight)
+
+
+def _key(weight):
+    """Of one version of a shard. The address tells tensors apart only while the caller keeps one
+    weight a state, which is the contract; the version and the epoch tell when it changed."""
+    return weight.data_ptr(), ops._version(weight), ops._epoch
+
+
+def precompute_amax(weights, states, communicator):
+    """One all-reduce for the amaxes of all weights; call it after the optimizer's step, on all ranks."""
+    if not weights:
+        return
+    amaxes = communicator.amax_hook(torch.stack([operand.amax_of(w) for w in weights]))
+    for weight, state, amax in zip(weights, states, amaxes.unbind()):
+        state.set_amax(weight, amax)
+
+
+def _gathered(layer, state, weight, communicator, module, copies):
+    """(bytes, copies) of the full weight's operand, from shards on the wire in FP8 or as they are."""
+    n, k = layer.key.out_features, layer.key.in_features
+    if state.fp8_gather:
+        header, rows = state.shard(weight, communicator)
+        full = communicator.weight_hook(rows, module=module)
+        return operand.assemble(full, header, n, k, copies), copies
+    full = communicator.weight_hook(weight.detach(), module=module)
+    return ops._quantize(layer, abi.ROLE_W, full[:n], copies, None), copies
+
+
+def _hooked(communicator, name, tensor):
+    """What an optional hook makes of a tensor; its handle is waited for."""
+    hook = getattr(communicator, name, None)
+    if hook is None:
+        return tensor
+    result = hook(tensor, async_op=False)
+    if isinstance(result, tuple):
+        result, handle = result
+        _wait(handle)
+    return result
+
+
+def _wait(handle):
+    if handle is not None:
+        handle.wait()
+
+
+class _WeightParallel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, communicator, state, module, y_dtype, main_grad):
+        _, want_dw = ctx.needs_input_grad[:2]
+        n, k = state.out_features, x.shape[-1]
+        dw_dtype = weight.dtype if main_grad is None else main_grad.dtype
+        like = torch.empty(n, k, dtype=weight.dtype, device="meta")
+        layer = state.layer(x, like, bias is not None, y_dtype, dw_dtype, x.numel() // k)
+        full = _gathered(layer, state, weight, communicator, module, abi.ROW)
+        if bias is not None:
+            bias_full = communicator.weight_hook(bias.detach(), module=module, is_bias=True)
+            bias_full = bias_full[:n].to(torch.bfloat16).contiguous()
+        y, saved = ops._fprop(layer, ops._matrix(x, torch.bfloat16), full,
+                              None if bias is None else bias_full, y_dtype, want_dw)
+        y = _hooked(communicator, "output_hook", y.view(*x.shape[:-1], n))
+        ctx.save_for_backward(saved, weight)
+        ctx.layer, ctx.state, ctx.communicator, ctx.module = layer, state, communicator, module
+        ctx.main_grad, ctx.x_shape, ctx.x_dtype = main_grad, x.shape, x.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        saved, weight = ctx.saved_tensors
+        layer, communicator, module = ctx.layer, ctx.communicator, ctx.module
+        want_dx, want_dw, want_dbias = ctx.needs_input_grad[:3]
+        dy = ops._matrix(_hooked(communicator, "grad_output_hook", dy), torch.bfloat16)
+        m, (n, k) = dy.shape[0], (layer.key.out_features, layer.key.in_features)
+        full = want_dx and _gathered(layer, ctx.state, weight, communicator, module, abi.TRANSPOSED)
+        dbias = torch.empty(n, dtype=torch.float32, device=dy.device) if want_dbias else None
+        copies = (abi.ROW if want_dx else 0) | (abi.TRANSPOSED if want_dw else 0)
+        grad = ops._quantize_dy(layer, dy, copies, dbias)
+        dx = dw = handle = bias_handle = None
+        if want_dw:  # first, so that its reduce-scatter runs beside dgrad
+            dw = torch.empty(n, k, dtype=layer.key.grad_weight, device=dy.device)
+            ops._wgrad(layer, m, saved, grad, dw, 0)
+            dw, handle = communicator.grad_hook(dw, async_op=True, module=module)
+        if want_dbias:
+            dbias, bias_handle = communicator.grad_hook(dbias.to(ctx.bias_dtype), async_op=True,
+                                                        module=module, is_bias=True)
+        if want_dx:
+            dx = ops._dgrad(layer, m, grad, full, dy.device).to(ctx.x_dtype).view(ctx.x_shape)
+        _wait(handle)
+        _wait(bias_handle)
+        if want_dw and ctx.main_grad is not None:
+            ctx.main_grad.add_(dw)
+            weight.grad_added_to_main_grad, dw = True, None
+        elif want_dw:
+            dw = dw.to(weight.dtype)
+        return dx, dw, dbias, None, None, None, None, None
+
+
+def weight_parallel_linear(x, weight, bias, communicator, state, module=None):
+    """y = x W^T + b, where weight and bias are this rank's rows of W and b; see the module's docstring.
+
+    state: a ShardState of this weight. Gradients come back as shards, or are added to weight.main_grad.
+    """
+    main_grad = getattr(weight, "main_grad", None)
+    return _WeightParallel.apply(x, weight, bias, communicator, state, module, ops._output_dtype(x),
+                                 main_grad)
