@@ -11,8 +11,6 @@ struct values {
     int64_t jobs;
     const char *template_dir;
     bool no_cache;
-    const char *tuning;
-    const char *gemm;
 };
 
 static const struct cli_option options[] = {
@@ -44,8 +42,6 @@ static const struct cli_option options[] = {
       .kind = CLI_FLAG,
       .doc = "compile every kernel, whatever the cache holds, and keep none",
       .offset = offsetof(struct values, no_cache) },
-    CLI_OPTION_TUNING(struct values),
-    CLI_OPTION_GEMM(struct values),
     { .name = NULL },
 };
 
