@@ -332,7 +332,8 @@ fp8_status fp8_lt_range_run(const struct fp8_gemm_plan *plan, int range,
     problem.workspace = frame->address[plan->step->gemm->workspace];
     problem.workspace_bytes = gemm_workspace_bytes(plan, frame->tokens);
     problem.stream = frame->stream;
-    bool fits = way_exists(plan, way, problem.cols) &&
+    bool fits = plan->ranges[range].lt->variants[way][problem.has_bias].count > 0 &&
+                way_exists(plan, way, problem.cols) &&
                 (uintptr_t)args[FP8_GEMM_out].p % OUT_ALIGN == 0 &&
                 args[FP8_GEMM_out_ld].i * element_bytes(plan) % OUT_ALIGN == 0;
     if (fits) {

@@ -283,11 +283,16 @@ local function stage_buffer(name, dtype, rows, cols)
     return { name = name, dtype = dtype, rows = dim(rows, { max = most }), cols = width }
 end
 
+-- cuBLASLt adds a bf16 bias to bf16 and fp32, not to fp16.
+local function y_stage_dtype(layer)
+    return layer.output == "fp16" and layer.bias and "fp32" or layer.output
+end
+
 local function workspace_buffers(layer)
     local n, k = layer.out_features, layer.in_features
     local list = {
         { name = "amax_partials", dtype = "fp32", rows = 1, cols = PARTIALS },
-        stage_buffer("y_stage", layer.output, "M", n),
+        stage_buffer("y_stage", y_stage_dtype(layer), "M", n),
         stage_buffer("dx_stage", layer.grad_input, "M", k),
         stage_buffer("dw_stage", DW_STAGE, n, k),
         { name = "gemm_workspace", dtype = "uint8", rows = 1, cols = GEMM_WORKSPACE },
@@ -488,6 +493,7 @@ local function gemms_of(layer)
             cols = n,
             depth = k,
             bias = layer.bias,
+            stage_dtype = y_stage_dtype(layer),
         },
         wgrad = {
             a = "dy",

@@ -27,6 +27,8 @@ static const char spec[] =
     "                    grad_input = \"fp32\", grad_weight = \"bf16\" },\n"
     "    linear \"e4m3\" { in_features = 16, out_features = 128, bias = true,\n"
     "                    recipe = recipe.current { format = \"e4m3\", power_of_two = true } },\n"
+    "    linear \"half\" { in_features = 48, out_features = 40, bias = true, output = \"fp16\",\n"
+    "                    grad_input = \"fp16\", grad_weight = \"fp16\" },\n"
     "  },\n"
     "}\n";
 
@@ -83,35 +85,69 @@ void *bundle_read_file(const char *folder, const char *name, size_t *size)
 
 /* ---- manifests ---- */
 
-json_t *bundle_manifest(void)
+static char *make_manifest(const char *gemm, size_t *length)
 {
-    static char *text;
-    static size_t length;
-    if (!text) {
-        char *folder = bundle_folder();
-        char path[600];
-        fp8gen *gen;
-        snprintf(path, sizeof path, "%s/made", folder);
-        assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
-        fp8gen_build_options options = FP8GEN_BUILD_OPTIONS_INIT;
-        options.archs = "none";
-        options.output_dir = path;
-        if (fp8gen_load_text(gen, "bundle_tests.lua", spec, sizeof spec - 1) != FP8GEN_OK ||
-            fp8gen_build(gen, &options) != FP8GEN_OK)
-            fail_msg("%s", fp8gen_diagnostics(gen));
-        fp8gen_close(gen);
-        text = bundle_read_file(path, FP8_BUNDLE_MANIFEST, &length);
-        bundle_remove(folder);
+    char *folder = bundle_folder();
+    char path[600];
+    fp8gen *gen;
+    snprintf(path, sizeof path, "%s/made", folder);
+    assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
+    fp8gen_build_options options = FP8GEN_BUILD_OPTIONS_INIT;
+    options.archs = "none";
+    options.output_dir = path;
+    if (fp8gen_override(gen, "gemm", gemm) != FP8GEN_OK ||
+        fp8gen_load_text(gen, "bundle_tests.lua", spec, sizeof spec - 1) != FP8GEN_OK ||
+        fp8gen_build(gen, &options) != FP8GEN_OK)
+        fail_msg("%s", fp8gen_diagnostics(gen));
+    fp8gen_close(gen);
+    char *text = bundle_read_file(path, FP8_BUNDLE_MANIFEST, length);
+    bundle_remove(folder);
+    return text;
+}
+
+json_t *bundle_manifest_by(const char *gemm)
+{
+    enum { KEPT = 64 };
+    static struct {
+        char gemm[64];
+        char *text;
+        size_t length;
+    } kept[KEPT];
+    int i = 0;
+    while (kept[i].text && strcmp(kept[i].gemm, gemm) != 0)
+        i++;
+    assert_true(i < KEPT);
+    if (!kept[i].text) {
+        kept[i].text = make_manifest(gemm, &kept[i].length);
+        snprintf(kept[i].gemm, sizeof kept[i].gemm, "%s", gemm);
     }
-    json_t *manifest = json_loadb(text, length, JSON_REJECT_DUPLICATES, NULL);
+    json_t *manifest = json_loadb(kept[i].text, kept[i].length, JSON_REJECT_DUPLICATES, NULL);
     assert_non_null(manifest);
     return manifest;
+}
+
+json_t *bundle_manifest(void)
+{
+    return bundle_manifest_by("cublaslt");
 }
 
 static void hash_text(const void *data, size_t size, char text[33])
 {
     XXH128_hash_t hash = XXH3_128bits(data, size);
     snprintf(text, 33, "%016" PRIx64 "%016" PRIx64, hash.high64, hash.low64);
+}
+
+static bool exists_for(const json_t *kernel, const char *arch)
+{
+    size_t index;
+    json_t *name;
+    const json_t *archs = json_object_get(kernel, "archs");
+    json_array_foreach((json_t *)archs, index, name)
+    {
+        if (strcmp(json_string_value(name), arch) == 0)
+            return true;
+    }
+    return archs == NULL;
 }
 
 void bundle_add_arch(json_t *manifest, const char *folder, const char *arch)
@@ -125,6 +161,8 @@ void bundle_add_arch(json_t *manifest, const char *folder, const char *arch)
     json_array_foreach(json_object_get(manifest, "kernels"), index, kernel)
     {
         const char *name = json_string_value(json_object_get(kernel, "name"));
+        if (!exists_for(kernel, arch))
+            continue;
         char file[256], cubin[256], hash[33];
         snprintf(file, sizeof file, FP8_BUNDLE_KERNEL_DIR "/%s.%s.cubin", name, arch);
         int size = snprintf(cubin, sizeof cubin, "fake cubin of %s for %s", name, arch);
@@ -244,6 +282,7 @@ static const char *const amax_names[] = { FP8_OP_ARGS_AMAX(X) };
 static const char *const quantize_names[] = { FP8_OP_ARGS_QUANTIZE(X) };
 static const char *const store_names[] = { FP8_OP_ARGS_STORE(X) };
 static const char *const dequantize_names[] = { FP8_OP_ARGS_DEQUANTIZE(X) };
+static const char *const gemm_names[] = { FP8_OP_ARGS_GEMM(X) };
 #undef X
 static const struct {
     const char *name;
@@ -254,13 +293,14 @@ static const struct {
     [FP8_OP_QUANTIZE] = { "quantize", quantize_names, FP8_QUANTIZE_ARG_COUNT },
     [FP8_OP_STORE] = { "store", store_names, FP8_STORE_ARG_COUNT },
     [FP8_OP_DEQUANTIZE] = { "dequantize", dequantize_names, FP8_DEQUANTIZE_ARG_COUNT },
+    [FP8_OP_GEMM] = { "gemm", gemm_names, FP8_GEMM_ARG_COUNT },
 };
 
 static fp8_dtype dtype_of(json_t *kernel, const char *key)
 {
     const char *text =
         json_string_value(json_object_get(json_object_get(kernel, "semantics"), key));
-    for (int dtype = FP8_DTYPE_E4M3; text && dtype <= FP8_DTYPE_UINT8; dtype++) {
+    for (int dtype = FP8_DTYPE_E4M3; text && dtype <= FP8_DTYPE_FP16; dtype++) {
         if (strcmp(fp8_dtype_name((fp8_dtype)dtype), text) == 0)
             return (fp8_dtype)dtype;
     }
@@ -272,8 +312,38 @@ static bool flag_of(json_t *kernel, const char *key)
     return json_is_true(json_object_get(json_object_get(kernel, "semantics"), key));
 }
 
+/* The tensor maps of a gemm kernel and what goes with them. */
+struct maps {
+    struct fake_map a, b, out;
+    int out_by_map;
+};
+
+/* A parameter that is no argument of the op. */
+static bool unpack_special(json_t *arg, const void *parameter, struct maps *maps)
+{
+    const char *name = json_string_value(json_object_get(arg, "name"));
+    if (strcmp(name, "out_by_map") == 0) {
+        maps->out_by_map = *(const int32_t *)parameter;
+        return true;
+    }
+    if (!json_object_get(arg, "box"))
+        return false;
+    struct fake_map *map = name[0] == 'a' ? &maps->a : name[0] == 'b' ? &maps->b : &maps->out;
+    assert_int_equal((uintptr_t)parameter % 64, 0);
+    memcpy(map, parameter, sizeof *map);
+    if (map->magic) {
+        assert_int_equal(map->box_cols, json_integer_value(bundle_at(arg, "box.0")));
+        assert_int_equal(map->box_rows, json_integer_value(bundle_at(arg, "box.1")));
+        return true;
+    }
+    const unsigned char *bytes = parameter;
+    for (int i = 0; i < FP8_TENSOR_MAP_BYTES; i++)
+        assert_int_equal(bytes[i], 0);
+    return true;
+}
+
 /* Unpacks the parameters in the order of the kernel record. */
-static void unpack(json_t *kernel, int op, void **parameters, fp8_value *values)
+static void unpack(json_t *kernel, int op, void **parameters, fp8_value *values, struct maps *maps)
 {
     size_t index;
     json_t *arg;
@@ -281,8 +351,10 @@ static void unpack(json_t *kernel, int op, void **parameters, fp8_value *values)
     {
         const char *name = json_string_value(json_object_get(arg, "name"));
         const char *type = json_string_value(json_object_get(arg, "type"));
+        if (unpack_special(arg, parameters[index], maps))
+            continue;
         int place = 0;
-        while (strcmp(op_table[op].args[place], name) != 0)
+        while (place < op_table[op].count && strcmp(op_table[op].args[place], name) != 0)
             place++;
         assert_true(place < op_table[op].count);
         if (strcmp(type, "pointer") == 0)
@@ -307,6 +379,36 @@ static json_t *kernel_of(const char *entry)
     return NULL;
 }
 
+/* A kernel of op gemm reads its operands by their maps alone, and writes out by its map or by its pointer. */
+static void read_maps(const struct maps *maps, const fp8_semantics *how, fp8_value *values)
+{
+    const struct fake_map *a = &maps->a, *b = &maps->b, *out = &maps->out;
+    const int64_t size = (int64_t)fp8_dtype_bytes(how->target_dtype);
+    assert_true(a->magic == FAKE_MAP_MAGIC && b->magic == FAKE_MAP_MAGIC);
+    assert_true(a->type == 0 && b->type == 0); /* uint8 */
+    assert_int_equal(a->cols, values[FP8_GEMM_depth].i);
+    assert_int_equal(b->cols, values[FP8_GEMM_depth].i);
+    assert_int_equal(a->rows, values[FP8_GEMM_rows].i);
+    assert_int_equal(b->rows, values[FP8_GEMM_cols].i);
+    values[FP8_GEMM_a].p = a->data, values[FP8_GEMM_a_ld].i = a->pitch;
+    values[FP8_GEMM_b].p = b->data, values[FP8_GEMM_b_ld].i = b->pitch;
+    values[FP8_GEMM_accumulate].i = how->accumulate;
+    if (values[FP8_GEMM_rows].i == 1)
+        assert_int_equal(values[FP8_GEMM_out_ld].i, values[FP8_GEMM_cols].i);
+    int64_t pitch = values[FP8_GEMM_out_ld].i * size;
+    bool mappable = (uintptr_t)values[FP8_GEMM_out].p % 16 == 0 && pitch % 16 == 0;
+    assert_int_equal(maps->out_by_map, mappable && !(how->accumulate && size == 2));
+    assert_true((out->magic == FAKE_MAP_MAGIC) == (maps->out_by_map == 1));
+    if (!maps->out_by_map)
+        return;
+    static const int types[] = { [FP8_DTYPE_BF16] = 9, [FP8_DTYPE_FP32] = 7, [FP8_DTYPE_FP16] = 6 };
+    assert_int_equal(out->type, types[how->target_dtype]);
+    assert_ptr_equal(out->data, values[FP8_GEMM_out].p);
+    assert_int_equal(out->pitch, pitch);
+    assert_int_equal(out->cols, values[FP8_GEMM_cols].i);
+    assert_int_equal(out->rows, values[FP8_GEMM_rows].i);
+}
+
 static void execute_launch(const char *entry, unsigned grid, unsigned block, void **parameters)
 {
     json_t *kernel = kernel_of(entry);
@@ -316,11 +418,15 @@ static void execute_launch(const char *entry, unsigned grid, unsigned block, voi
     while (strcmp(op_table[op].name, name) != 0)
         op++;
     const fp8_semantics how = { .source_dtype = dtype_of(kernel, "source_dtype"),
+                                .second_dtype = dtype_of(kernel, "second_dtype"),
                                 .target_dtype = dtype_of(kernel, "target_dtype"),
                                 .power_of_two = flag_of(kernel, "power_of_two"),
                                 .accumulate = flag_of(kernel, "accumulate") };
     fp8_value values[FP8_OP_MAX_ARGS] = { { 0 } };
-    unpack(kernel, op, parameters, values);
+    struct maps maps = { 0 };
+    unpack(kernel, op, parameters, values, &maps);
+    if (op == FP8_OP_GEMM)
+        read_maps(&maps, &how, values);
     assert_int_equal(fp8_host_run(NULL, (enum fp8_op)op, &how, values), FP8_OK);
 }
 
@@ -329,7 +435,10 @@ static size_t parameter_bytes(const char *entry, size_t index)
     json_t *arg = json_array_get(json_object_get(kernel_of(entry), "args"), index);
     if (!arg)
         return 0;
-    return strcmp(json_string_value(json_object_get(arg, "type")), "int32") == 0 ? 4 : 8;
+    const char *type = json_string_value(json_object_get(arg, "type"));
+    if (strcmp(type, "tensor_map") == 0)
+        return FP8_TENSOR_MAP_BYTES;
+    return strcmp(type, "int32") == 0 ? 4 : 8;
 }
 
 static fp8_dtype dtype_of_cuda(int type)
@@ -341,6 +450,8 @@ static fp8_dtype dtype_of_cuda(int type)
         return FP8_DTYPE_E5M2;
     case 14:
         return FP8_DTYPE_BF16;
+    case 2:
+        return FP8_DTYPE_FP16;
     default:
         return FP8_DTYPE_FP32;
     }

@@ -26,9 +26,10 @@
 char *bundle_folder(void);
 void bundle_remove(char *folder);
 
-/* The manifest of the tests' model: layers "plain" (no bias), "bias", "wide" (fp32 outputs, bf16 dw), and
- * "e4m3" (power of two). */
-json_t *bundle_manifest(void);
+/* The manifest of the tests' model: layers "plain" (no bias), "bias", "wide" (fp32 outputs, bf16 dw), "e4m3"
+ * (power of two) and "half" (fp16 outputs). gemm: what computes its products, as fp8gen_override takes it. */
+json_t *bundle_manifest_by(const char *gemm);
+json_t *bundle_manifest(void); /* by cublaslt */
 /* Adds an arch with made-up cubins, written below the folder. */
 void bundle_add_arch(json_t *manifest, const char *folder, const char *arch);
 /* Sets the digest anew. */

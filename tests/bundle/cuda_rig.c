@@ -4,6 +4,7 @@
 #include "tests/bundle/cuda_rig.h"
 
 #include "runtime/bundle_format.h"
+#include "runtime/fp8_format.h"
 
 /* ---- a pair of contexts with the same bundle ---- */
 
@@ -68,6 +69,8 @@ static void store(void *at, fp8_dtype dtype, float value)
     memcpy(&bits, &value, 4);
     if (dtype == FP8_DTYPE_FP32)
         memcpy(at, &bits, 4);
+    else if (dtype == FP8_DTYPE_FP16)
+        *(uint16_t *)at = fp8_float_to_fp16(value);
     else
         *(uint16_t *)at = (uint16_t)(bits >> 16);
 }
@@ -194,5 +197,27 @@ void cuda_compare(const struct side *host, const struct side *device, struct sha
     assert_int_equal(a.found_inf, b.found_inf);
     assert_int_equal(bundle_fake_cuda()->misuse, 0);
     assert_int_equal(bundle_fake_cuda()->depth, 0);
+    assert_int_equal(bundle_fake_cuda()->rules, 0);
     assert_int_equal(bundle_fake_lt()->rules, 0);
+}
+
+void cuda_run_shapes(json_t *manifest, const char *layer)
+{
+    static const int64_t tokens[] = { 0, 1, 2, 17, 40, 129, 300 };
+    static const int64_t gaps[] = { 0, 1, 8 };
+    static const int64_t shifts[] = { 0, 1, 8 };
+    char *folder = cuda_bundle(manifest);
+    struct side host = cuda_open(FP8_DEVICE_HOST, folder, layer);
+    struct side device = cuda_open(0, folder, layer);
+    for (int i = 0; i < 7; i++) {
+        for (int j = 0; j < 9; j++) {
+            struct shape s = { tokens[i], gaps[j % 3], shifts[j / 3], (i + j) % 2 };
+            cuda_compare(&host, &device, s);
+        }
+    }
+    cuda_close(&device);
+    cuda_close(&host);
+    assert_int_equal(bundle_fake_cuda()->live, 0);
+    assert_int_equal(bundle_fake_lt()->live, 0);
+    bundle_remove(folder);
 }

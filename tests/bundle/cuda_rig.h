@@ -47,5 +47,7 @@ fp8_call cuda_call(const struct side *side, int64_t tokens, char **workspace, si
 fp8_operand cuda_operand(const struct side *side, int64_t tokens, fp8_bytes which);
 void cuda_run_all(const struct side *side, struct shape s, struct outputs *out);
 void cuda_compare(const struct side *host, const struct side *device, struct shape s);
+/* Compares a layer of the manifest over tokens, gaps and alignments; takes the reference. */
+void cuda_run_shapes(json_t *manifest, const char *layer);
 
 #endif

@@ -44,21 +44,21 @@ static fp8_status open_manifest(json_t *manifest, bool seal)
 static void a_whole_bundle_opens(void **state)
 {
     (void)state;
-    static const char *const names[] = { "plain", "bias", "wide", "e4m3" };
+    static const char *const names[] = { "plain", "bias", "wide", "e4m3", "half" };
     json_t *manifest = bundle_manifest();
     fp8_bundle *bundle;
     fp8_layer *layer;
     bundle_write(manifest, folder);
     EXPECT_OK(fp8_bundle_open(host, folder, &bundle));
-    assert_int_equal(fp8_bundle_layer_count(bundle), 4);
-    for (int i = 0; i < 4; i++)
+    assert_int_equal(fp8_bundle_layer_count(bundle), 5);
+    for (int i = 0; i < 5; i++)
         assert_string_equal(fp8_bundle_layer_name(bundle, i), names[i]);
-    assert_null(fp8_bundle_layer_name(bundle, 4));
+    assert_null(fp8_bundle_layer_name(bundle, 5));
     assert_null(fp8_bundle_layer_name(bundle, -1));
     json_t *again = json_loads(fp8_bundle_manifest(bundle), 0, NULL);
     assert_true(json_equal(again, manifest));
     json_decref(again);
-    EXPECT_REFUSED(FP8_ERR_NOT_FOUND, "'plain', 'bias', 'wide', 'e4m3'",
+    EXPECT_REFUSED(FP8_ERR_NOT_FOUND, "'plain', 'bias', 'wide', 'e4m3', 'half'",
                    fp8_layer_create(bundle, "Plain", &layer));
     assert_null(layer);
     EXPECT_OK(fp8_layer_create(bundle, "wide", &layer));
@@ -113,7 +113,7 @@ struct change {
 
 static const struct change changes[] = {
     { "format", "\"other\"", "'format' is not" },
-    { "format_version", "2", "format version 2, this libfp8 (0.1.0) reads version 1" },
+    { "format_version", "1", "format version 1, this libfp8 (0.1.0) reads version 2" },
     { "format_version", NULL, "'format_version' is missing" },
     { "extra", "1", "unknown field 'extra'" },
     { "generator", "5", "'generator' is an integer, a string is wanted" },
@@ -128,7 +128,7 @@ static const struct change changes[] = {
     { "layers", "[]", "'layers' is empty" },
     { "layers", "{}", "'layers' is an object, an array is wanted" },
     { "kernels.0.op", "\"amin\"", "kernels[0]: 'op' is 'amin', which this version does not know" },
-    { "kernels.0.op", "\"gemm\"", "cuBLASLt only" },
+    { "kernels.0.op", "\"gemm\"", "'second_dtype' is missing" },
     { "kernels.0.name", "\"quantize_bf16_e4m3\"", "occurs twice" },
     { "kernels.0.entry", NULL, "kernels[0]: 'entry' is missing" },
     { "kernels.0.block", "0", "'block' is 0, outside 1..1024" },
@@ -144,7 +144,15 @@ static const struct change changes[] = {
     { "kernels.0.grid.rule", "\"spiral\"", "grid: 'rule' is 'spiral'" },
     { "kernels.0.grid.rows", "\"source\"", "no integer argument of op 'amax'" },
     { "kernels.0.grid.tile_elements", "0", "'tile_elements' is 0" },
-    { "kernels.0.semantics.source_dtype", "\"fp16\"", "semantics: 'source_dtype' is 'fp16'" },
+    { "kernels.0.grid.persistent", NULL, "grid: 'persistent' is missing" },
+    { "kernels.0.grid.persistent", "1", "grid: 'persistent' is an integer" },
+    { "kernels.0.grid.rule", "\"clusters\"", "grid: unknown field" },
+    { "kernels.0.archs", "[90]", "archs[0] is not a string" },
+    { "kernels.0.archs", "\"sm_90a\"", "'archs' is a string, an array is wanted" },
+    { "kernels.0.args.0.type", "\"tensor_map\"", "'source' is tensor_map, op 'amax' says pointer" },
+    { "kernels.0.args.0.name", "\"out_by_map\"", "op 'amax' has no argument 'out_by_map'" },
+    { "kernels.0.args.0.box", "[128, 64]", "unknown field 'box'" },
+    { "kernels.0.semantics.source_dtype", "\"half\"", "semantics: 'source_dtype' is 'half'" },
     { "kernels.0.parameters", NULL, "'parameters' is missing" },
     { "layers.0.name", "\"bias\"", "occurs twice" },
     { "layers.0.in_features", "0", "layers[0]: 'in_features' is 0" },
@@ -158,6 +166,9 @@ static const struct change changes[] = {
     { "layers.0.buffers.0.object", "\"caller2\"", "'object' is 'caller2'" },
     { "layers.0.buffers.0.dtype", "\"e4m3\"", "another shape or dtype" },
     { "layers.0.buffers.0.dtype", "\"none\"", "dtype is none" },
+    { "layers.0.buffers.0.dtype", "\"fp16\"", "another shape or dtype" },
+    { "layers.0.buffers.2.dtype", "\"e4m3\"", "'y' has another shape or dtype" },
+    { "layers.0.buffers.2.dtype", "\"e5m2\"", "'y' has another shape or dtype" },
     { "layers.0.buffers.0.part", "\"row\"", "'part' belongs to operands only" },
     { "layers.0.buffers.0.rows", "40", "another shape or dtype" },
     { "layers.0.buffers.0.rows", "{\"of\": \"K\"}", "'of' is a string, an integer is wanted" },
@@ -200,7 +211,24 @@ static const struct change changes[] = {
     { "layers.0.passes.fprop.2.accumulation", "\"256\"", "'accumulation' is '256'" },
     { "layers.0.passes.fprop.2.stage", "\"y\"", "'stage' names no workspace buffer" },
     { "layers.0.passes.fprop.2.store.overwrite.stage_dtype", "\"fp32\"", "stores other dtypes" },
-    { "layers.0.passes.fprop.2.dispatch.0.backend", "\"generated\"", "'backend' is 'generated'" },
+    { "layers.0.passes.fprop.2.dispatch.0.backend", "\"cublaslt\"", "unknown field 'backend'" },
+    { "layers.0.passes.fprop.2.dispatch.0.choices", NULL, "'choices' is missing" },
+    { "layers.0.passes.fprop.2.dispatch.0.choices", "[]", "'choices' is empty" },
+    { "layers.0.passes.fprop.2.dispatch.0.choices.0", "3", "this is an integer" },
+    { "layers.0.passes.fprop.2.dispatch.0.choices.0.backend", "\"cutlass\"",
+      "choices[0]: 'backend' is 'cutlass'" },
+    { "layers.0.passes.fprop.2.dispatch.0.choices.0.kernel", "\"x\"", "unknown field 'kernel'" },
+    { "layers.0.passes.fprop.2.dispatch.0.choices.0.reason", NULL, "'reason' is missing" },
+    { "layers.0.passes.fprop.2.dispatch.0.choices.0.seconds", "\"1\"", "'seconds' is no number" },
+    { "layers.0.passes.fprop.2.dispatch.0.choices.0.algo", "\"00\"", "'version' is missing" },
+    { "layers.0.passes.fprop.2.dispatch.0.choices.0.version", "1", "'algo' is missing" },
+    { "layers.0.passes.fprop.2.dispatch.0.choices.0",
+      "{\"backend\": \"cublaslt\", \"reason\": \"\", \"algo\": \"0g\", \"version\": 1}",
+      "'algo' is not 128 hex digits" },
+    { "layers.0.passes.fprop.2.dispatch.0.choices",
+      "[{\"backend\": \"cublaslt\", \"reason\": \"\"}, {\"backend\": \"cublaslt\", \"reason\": "
+      "\"\"}]",
+      "cublaslt is the last choice, and no other" },
     { "layers.0.passes.fprop.2.dispatch.0.min_tokens", "2", "'min_tokens' is 2" },
     { "layers.0.passes.fprop.2.dispatch.0.max_tokens", "500", "'max_tokens' is 500" },
     { "layers.0.passes.fprop.2.dispatch", "[]", "'dispatch' ends at 0 tokens, max_tokens is 300" },
@@ -364,7 +392,7 @@ static void every_cubin_is_checked(void **state)
         { "kernels.0.cubins.0.file", "\"../x\"", "leads out of the bundle" },
         { "kernels.0.cubins.0.file", "\"/etc/passwd\"", "leads out of the bundle" },
         { "kernels.0.cubins.0.file", "\"\"", "leads out of the bundle" },
-        { "kernels.0.cubins.0.arch", "\"sm_80\"", "arch is 'sm_80', but archs[0] is 'sm_90a'" },
+        { "kernels.0.cubins.0.arch", "\"sm_80\"", "arch is 'sm_80', but 'sm_90a' is next" },
         { "kernels.0.cubins.0.bytes", "0", "'bytes' is 0" },
         { "kernels.0.cubins.1", NULL, "1 cubins for 2 archs" },
         { "kernels.0.cubins.1.md5", "1", "unknown field 'md5'" },

@@ -7,33 +7,12 @@
 static struct fake_cuda *cuda;
 static struct fake_lt *lt;
 
-static void run_shapes(json_t *manifest, const char *layer)
-{
-    static const int64_t tokens[] = { 0, 1, 2, 17, 40, 129, 300 };
-    static const int64_t gaps[] = { 0, 1, 8 };
-    static const int64_t shifts[] = { 0, 1, 8 };
-    char *folder = cuda_bundle(manifest);
-    struct side host = cuda_open(FP8_DEVICE_HOST, folder, layer);
-    struct side device = cuda_open(0, folder, layer);
-    for (int i = 0; i < 7; i++) {
-        for (int j = 0; j < 9; j++) {
-            struct shape s = { tokens[i], gaps[j % 3], shifts[j / 3], (i + j) % 2 };
-            cuda_compare(&host, &device, s);
-        }
-    }
-    cuda_close(&device);
-    cuda_close(&host);
-    assert_int_equal(cuda->live, 0);
-    assert_int_equal(lt->live, 0);
-    bundle_remove(folder);
-}
-
 static void every_layer_gives_the_bits_of_the_host(void **state)
 {
     (void)state;
-    static const char *const layers[] = { "plain", "bias", "wide", "e4m3" };
-    for (int i = 0; i < 4; i++)
-        run_shapes(bundle_manifest(), layers[i]);
+    static const char *const layers[] = { "plain", "bias", "wide", "e4m3", "half" };
+    for (int i = 0; i < 5; i++)
+        cuda_run_shapes(bundle_manifest(), layers[i]);
 }
 
 static int find_buffer(json_t *manifest, const char *name)
@@ -62,7 +41,7 @@ static void small_stages_are_filled_in_chunks(void **state)
                        i < 2 ? json_pack("{s:s, s:i}", "of", "M", "max", rows)
                              : json_integer(rows));
         }
-        run_shapes(manifest, "bias");
+        cuda_run_shapes(manifest, "bias");
     }
 }
 
@@ -80,7 +59,7 @@ static void arguments_are_packed_by_name(void **state)
             json_array_append(turned, json_array_get(args, i));
         json_object_set_new(kernel, "args", turned);
     }
-    run_shapes(manifest, "bias");
+    cuda_run_shapes(manifest, "bias");
 }
 
 /* ---- the choice of algorithms ---- */

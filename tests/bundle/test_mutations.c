@@ -198,7 +198,7 @@ static void changed_bundles_are_refused_or_run(void **state)
     char *folder = bundle_folder();
     fp8_context *context = bundle_context(FP8_DEVICE_HOST);
     for (int i = 0; i < mutations; i++) {
-        json_t *manifest = bundle_manifest();
+        json_t *manifest = bundle_manifest_by(i % 2 ? "generated" : "cublaslt");
         fp8_bundle *bundle;
         seed = first + (uint64_t)i * 7919;
         for (uint64_t changes = 1 + next(3); changes > 0; changes--)

@@ -58,7 +58,7 @@ EXPORT cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
 
 EXPORT size_t cublasLtGetVersion(void)
 {
-    return 130100;
+    return FAKE_LT_VERSION;
 }
 
 EXPORT const char *cublasLtGetStatusName(cublasStatus_t status)
@@ -152,7 +152,7 @@ EXPORT cublasStatus_t cublasLtMatmulPreferenceSetAttribute(
 
 static int64_t bytes_of(cudaDataType_t type)
 {
-    return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1;
+    return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 1;
 }
 
 static bool is_fp8(cudaDataType_t type)
@@ -173,7 +173,8 @@ static bool shape_fits(const struct op *op, const struct layout *a, const struct
            d->ld >= (int64_t)d->rows && d->ld * element % 16 == 0 &&
            (int64_t)d->rows * element % 16 == 0 &&
            (op->epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
-            (op->epilogue == CUBLASLT_EPILOGUE_BIAS && op->bias_type == CUDA_R_16BF));
+            (op->epilogue == CUBLASLT_EPILOGUE_BIAS &&
+             op->bias_type == (d->type == CUDA_R_16F ? CUDA_R_16F : CUDA_R_16BF)));
 }
 
 static bool aligned(const void *pointer, uintptr_t to)
@@ -202,11 +203,28 @@ EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
         return CUBLAS_STATUS_NOT_SUPPORTED;
     for (int i = 0; i < state.offered && i < most; i++) {
         memset(&results[i], 0, sizeof results[i]);
-        results[i].algo.data[0] = (uint64_t)i;
+        results[i].algo.data[0] = (uint64_t)(state.first + i);
         results[i].workspaceSize = 1024;
         results[i].state = CUBLAS_STATUS_SUCCESS;
         *found = i + 1;
     }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              const cublasLtMatmulAlgo_t *algo,
+                                              cublasLtMatmulHeuristicResult_t *result)
+{
+    __atomic_add_fetch(&state.checks, 1, __ATOMIC_RELAXED);
+    if (!handle || c != d || algo->data[0] >= FAKE_ALGORITHMS ||
+        !shape_fits((struct op *)op, (struct layout *)a, (struct layout *)b, (struct layout *)d))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    memset(result, 0, sizeof *result);
+    result->algo = *algo;
+    result->workspaceSize = 1024;
+    result->state = CUBLAS_STATUS_SUCCESS;
     return CUBLAS_STATUS_SUCCESS;
 }
 

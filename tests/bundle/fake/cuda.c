@@ -1,6 +1,7 @@
 /*
  * cuda.c - the fake libcuda: see fake.h. Entry points carry the real, versioned symbol names.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -267,7 +268,7 @@ CUresult fake_launch_kernel(CUfunction function, unsigned gx, unsigned gy, unsig
                             unsigned by, unsigned bz, unsigned shared, CUstream stream,
                             void **parameters, void **extra)
 {
-    (void)shared, (void)stream;
+    (void)stream;
     MAY_FAIL();
     NEEDS_CONTEXT();
     if (gx == 0 || gx > INT32_MAX || gy != 1 || gz != 1 || bx == 0 || bx > 1024 || by != 1 ||
@@ -275,6 +276,9 @@ CUresult fake_launch_kernel(CUfunction function, unsigned gx, unsigned gy, unsig
         return CUDA_ERROR_INVALID_VALUE;
     count(&state.launches, 1);
     state.last_grid = gx;
+    state.last_cluster = 1;
+    state.last_shared = shared;
+    snprintf(state.last_entry, sizeof state.last_entry, "%s", (const char *)function);
     if (state.launch)
         state.launch((const char *)function, gx, bx, parameters);
     return CUDA_SUCCESS;
@@ -288,9 +292,71 @@ CUresult fake_launch_ex(const CUlaunchConfig *config, CUfunction function, void 
     if (config->numAttrs != 1 || config->attrs[0].id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION ||
         config->gridDimX % config->attrs[0].value.clusterDim.x != 0)
         return CUDA_ERROR_INVALID_VALUE;
-    return fake_launch_kernel(function, config->gridDimX, config->gridDimY, config->gridDimZ,
-                              config->blockDimX, config->blockDimY, config->blockDimZ,
-                              config->sharedMemBytes, config->hStream, parameters, extra);
+    CUresult result =
+        fake_launch_kernel(function, config->gridDimX, config->gridDimY, config->gridDimZ,
+                           config->blockDimX, config->blockDimY, config->blockDimZ,
+                           config->sharedMemBytes, config->hStream, parameters, extra);
+    state.last_cluster = config->attrs[0].value.clusterDim.x;
+    return result;
+}
+
+/* ---- tensor maps ---- */
+
+static int64_t element_bytes(CUtensorMapDataType type)
+{
+    switch (type) {
+    case CU_TENSOR_MAP_DATA_TYPE_UINT8:
+        return 1;
+    case CU_TENSOR_MAP_DATA_TYPE_FLOAT16:
+    case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16:
+        return 2;
+    case CU_TENSOR_MAP_DATA_TYPE_FLOAT32:
+        return 4;
+    default:
+        return 0;
+    }
+}
+
+/* What CUDA documents of cuTensorMapEncodeTiled, and that rows do not overlap. */
+static bool is_legal(const struct fake_map *map, const cuuint32_t *steps)
+{
+    const int64_t most = (int64_t)1 << 32, pitch_most = (int64_t)1 << 40;
+    int64_t element = element_bytes((CUtensorMapDataType)map->type);
+    return element > 0 && map->data && (uintptr_t)map->data % 16 == 0 && map->cols > 0 &&
+           map->cols <= most && map->rows > 0 && map->rows <= most && map->pitch % 16 == 0 &&
+           map->pitch < pitch_most && map->pitch >= map->cols * element && map->box_cols > 0 &&
+           map->box_cols <= 256 && map->box_rows > 0 && map->box_rows <= 256 &&
+           map->box_cols * element % 16 == 0 && map->box_cols * element <= 128 && steps[0] == 1 &&
+           steps[1] == 1;
+}
+
+EXPORT CUresult fake_encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *data,
+                            const cuuint64_t *extents, const cuuint64_t *pitches,
+                            const cuuint32_t *box, const cuuint32_t *steps,
+                            CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                            CUtensorMapL2promotion promotion,
+                            CUtensorMapFloatOOBfill fill) __asm__("cuTensorMapEncodeTiled");
+CUresult fake_encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *data,
+                     const cuuint64_t *extents, const cuuint64_t *pitches, const cuuint32_t *box,
+                     const cuuint32_t *steps, CUtensorMapInterleave interleave,
+                     CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                     CUtensorMapFloatOOBfill fill)
+{
+    MAY_FAIL();
+    struct fake_map made = { FAKE_MAP_MAGIC,      data,
+                             (int64_t)extents[0], (int64_t)extents[1],
+                             (int64_t)pitches[0], (int32_t)type,
+                             (int32_t)box[0],     (int32_t)box[1] };
+    if ((uintptr_t)map % 64 != 0 || rank != 2 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
+        swizzle != CU_TENSOR_MAP_SWIZZLE_128B || promotion != CU_TENSOR_MAP_L2_PROMOTION_L2_256B ||
+        fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || !is_legal(&made, steps)) {
+        count(&state.rules, 1);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    count(&state.maps, 1);
+    memset(map, 0, sizeof *map);
+    memcpy(map, &made, sizeof made);
+    return CUDA_SUCCESS;
 }
 
 /* ---- memory ---- */

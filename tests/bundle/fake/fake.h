@@ -19,6 +19,16 @@
 /* A launch: parameters as cuLaunchKernel takes them. */
 typedef void (*fake_launch)(const char *entry, unsigned grid, unsigned block, void **parameters);
 
+/* What the fake driver writes into the 128 bytes of a tensor map; all zero if it was never encoded. */
+struct fake_map {
+    uint64_t magic; /* FAKE_MAP_MAGIC */
+    void *data;
+    int64_t cols, rows, pitch; /* elements, bytes */
+    int32_t type;              /* CUtensorMapDataType */
+    int32_t box_cols, box_rows;
+};
+#define FAKE_MAP_MAGIC 0x70616d20656b6166u
+
 /* Bytes of a kernel's parameter, 0 past the end. */
 typedef size_t (*fake_parameter)(const char *entry, size_t index);
 
@@ -31,10 +41,13 @@ struct fake_cuda {
     int64_t calls;    /* of functions that may fail */
     int64_t launches, memsets, copies;
     int64_t live;   /* modules, streams, events, allocations and retained contexts */
+    int64_t maps;   /* tensor maps encoded */
+    int64_t rules;  /* tensor maps refused because they break a rule of TMA */
     int64_t misuse; /* launches, fills and copies without the right current context */
     int64_t depth;  /* pushed and not popped */
     fake_parameter parameter;
-    unsigned last_grid;
+    unsigned last_grid, last_cluster, last_shared;
+    char last_entry[128]; /* of a kernel */
 };
 
 /* A product in the library's own terms: D[m x n], column-major, = A^T B; rows of D are contiguous. */
@@ -50,13 +63,18 @@ struct fake_product {
 };
 typedef void (*fake_multiply)(const struct fake_product *product);
 
+#define FAKE_LT_VERSION 130100
+/* Algorithms are numbers below this, in their first 8 bytes. */
+#define FAKE_ALGORITHMS 50
+
 struct fake_lt {
     fake_multiply multiply;
-    int offered;       /* algorithms that a heuristic query gives */
+    int offered;       /* algorithms that a heuristic query gives, */
+    int first;         /* numbered from this */
     int refusing;      /* algorithms numbered below this refuse to run */
     bool no_bias;      /* no algorithm takes a bias */
     bool no_algorithm; /* queries give none */
-    int64_t queries, products, refusals;
+    int64_t queries, checks, products, refusals;
     int64_t rules; /* products refused because they break a rule of cuBLASLt */
     int last_algorithm;
     int live; /* handles */
