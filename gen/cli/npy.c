@@ -17,6 +17,8 @@ const char *cli_npy_dtype(fp8_dtype dtype)
     switch (dtype) {
     case FP8_DTYPE_BF16:
         return "<u2";
+    case FP8_DTYPE_FP16:
+        return "<f2";
     case FP8_DTYPE_FP32:
         return "<f4";
     case FP8_DTYPE_UINT32:

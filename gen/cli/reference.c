@@ -93,9 +93,20 @@ static int64_t ld_of(const fp8_tensor *tensor)
     return tensor->ld ? tensor->ld : tensor->cols;
 }
 
-static float load(const void *data, fp8_dtype dtype, int64_t at)
+static float decode_fp16(uint16_t bits)
+{
+    int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    float value = exponent == 31 ? (fraction ? NAN : INFINITY)
+                  : exponent     ? ldexpf((float)(fraction | 1024), exponent - 25)
+                                 : ldexpf((float)fraction, -24);
+    return bits >> 15 ? -value : value;
+}
+
+float ref_load(const void *data, fp8_dtype dtype, int64_t at)
 {
     switch (dtype) {
+    case FP8_DTYPE_FP16:
+        return decode_fp16(((const uint16_t *)data)[at]);
     case FP8_DTYPE_BF16:
         return from_bits((uint32_t)((const uint16_t *)data)[at] << 16);
     case FP8_DTYPE_FP32:
@@ -145,6 +156,13 @@ static uint32_t scan_fp32(const float *row, int64_t cols, int64_t *nonfinite)
     return amax;
 }
 
+/* fp16 is a dtype of outputs: they are looked through, their amax is never asked for. */
+static void scan_fp16(const uint16_t *row, int64_t cols, int64_t *nonfinite)
+{
+    for (int64_t j = 0; j < cols; j++)
+        *nonfinite += (row[j] & 0x7c00) == 0x7c00;
+}
+
 static void scan_rows(void *user, int64_t index)
 {
     struct scan *scan = user;
@@ -153,6 +171,10 @@ static void scan_rows(void *user, int64_t index)
     uint32_t amax = 0;
     for (int64_t i = first; i < end && i < t->rows; i++) {
         int64_t at = i * ld_of(t);
+        if (t->dtype == FP8_DTYPE_FP16) {
+            scan_fp16((const uint16_t *)t->data + at, t->cols, &nonfinite);
+            continue;
+        }
         uint32_t row = t->dtype == FP8_DTYPE_BF16
                            ? scan_bf16((const uint16_t *)t->data + at, t->cols, &nonfinite)
                            : scan_fp32((const float *)t->data + at, t->cols, &nonfinite);
@@ -338,7 +360,7 @@ static void gather_row(void *user, int64_t s)
         decoded[code] = ref_decode((uint8_t)code, g->source->dtype);
     for (int64_t k = 0; k < g->depth; k++)
         out[k] = is_fp8(g->source->dtype) ? decoded[((const uint8_t *)g->source->data)[first + k]]
-                                          : load(g->source->data, g->source->dtype, first + k);
+                                          : ref_load(g->source->data, g->source->dtype, first + k);
 }
 
 /* Columns are gathered for 16 rows at a time: a row's samples share its cache lines. */
@@ -348,8 +370,8 @@ static void gather_columns(void *user, int64_t block)
     int64_t first = block * 16, end = first + 16 < g->depth ? first + 16 : g->depth;
     for (int64_t s = 0; s < g->sample->count; s++)
         for (int64_t k = first; k < end; k++)
-            g->out[s * g->depth + k] =
-                load(g->source->data, g->source->dtype, k * g->source->ld + g->sample->index[s]);
+            g->out[s * g->depth + k] = ref_load(g->source->data, g->source->dtype,
+                                                k * g->source->ld + g->sample->index[s]);
 }
 
 static float *gather_vectors(const struct ref_source *source, int64_t depth)
@@ -411,8 +433,8 @@ void ref_gather(const fp8_tensor *tensor, const struct ref_sample *rows,
 {
     for (int64_t i = 0; i < rows->count; i++)
         for (int64_t j = 0; j < cols->count; j++)
-            *out++ =
-                load(tensor->data, tensor->dtype, rows->index[i] * ld_of(tensor) + cols->index[j]);
+            *out++ = ref_load(tensor->data, tensor->dtype,
+                              rows->index[i] * ld_of(tensor) + cols->index[j]);
 }
 
 double ref_error(const double *value, const double *exact, const double *magnitude, int64_t count)
@@ -436,7 +458,7 @@ void ref_column_sums(const fp8_tensor *tensor, double *sums, double *magnitude)
         sums[j] = magnitude[j] = 0;
     for (int64_t i = 0; i < tensor->rows; i++) {
         for (int64_t j = 0; j < tensor->cols; j++) {
-            double v = load(tensor->data, tensor->dtype, i * ld_of(tensor) + j);
+            double v = ref_load(tensor->data, tensor->dtype, i * ld_of(tensor) + j);
             sums[j] += v;
             magnitude[j] += v * v;
         }

@@ -17,6 +17,8 @@ struct ref_scales {
 struct ref_scales ref_make_scales(const fp8_tensor *source, fp8_dtype format, bool power_of_two);
 uint8_t ref_encode(float value, float scale, fp8_dtype format);
 float ref_decode(uint8_t code, fp8_dtype format);
+/* Element `at` of FP8, bf16, fp16 or fp32 data. */
+float ref_load(const void *data, fp8_dtype dtype, int64_t at);
 
 /* Bytes of the operand (in host memory) that differ from the rules, pads included; copies that are not
  * there count as equal. */

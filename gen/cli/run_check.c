@@ -32,8 +32,10 @@ static const struct {
 } error_bounds[] = {
     { true, FP8_DTYPE_FP32, INT64_MAX, 2e-4, 1e-3 },
     { true, FP8_DTYPE_BF16, INT64_MAX, 2e-3, 2.5e-3 },
+    { true, FP8_DTYPE_FP16, INT64_MAX, 2e-3, 2.5e-3 },
     { false, FP8_DTYPE_FP32, 28672, 1e-2, 1e-2 },
     { false, FP8_DTYPE_BF16, 28672, 1e-2, 1e-2 },
+    { false, FP8_DTYPE_FP16, 28672, 1e-2, 1e-2 },
 };
 
 static const double sqnr_bound_e4m3 = 28, sqnr_bound_e5m2 = 24;
