@@ -47,6 +47,8 @@
         .offset = offsetof(struct bench_values, template_dir)                                      \
     }
 
+#define OPTION_GEMM CLI_OPTION_TUNING(struct bench_values), CLI_OPTION_GEMM(struct bench_values)
+
 static const char *const grad_weight_choices[] = { "bf16", "fp32", NULL };
 
 const struct cli_option bench_options_layer[] = {
@@ -57,6 +59,7 @@ const struct cli_option bench_options_layer[] = {
       .doc = "dtype of dw, ours and bf16's: bf16 or fp32 (default bf16)",
       .offset = offsetof(struct bench_values, grad_weight),
       .choices = grad_weight_choices },
+    OPTION_GEMM,
     OPTION_ROUNDS,
     OPTION_JSON,
     OPTION_HASH,
@@ -75,6 +78,31 @@ const struct cli_option bench_options_quantize[] = {
 
 const struct cli_option bench_options_host[] = {
     OPTION_SHAPE("M,N,K", "tokens, out_features, in_features; again for more shapes"),
+    OPTION_ROUNDS,
+    OPTION_JSON,
+    OPTION_HASH,
+    OPTION_TEMPLATES,
+    { .name = NULL },
+};
+
+const struct cli_option bench_options_gemm[] = {
+    OPTION_SHAPE("M,N,K", "tokens, out_features, in_features; again for more shapes"),
+    { .name = "case",
+      .kind = CLI_LIST,
+      .metavar = "NAME",
+      .doc = "tensor_fast, tensor_split, wgrad_split, wgrad_fast or odd_n; again for more",
+      .offset = offsetof(struct bench_values, cases) },
+    { .name = "candidates",
+      .kind = CLI_TEXT,
+      .metavar = "WHICH",
+      .doc = "generated kernels: plan (its choice), all, or configurations A,B,... (default all)",
+      .offset = offsetof(struct bench_values, candidates) },
+    CLI_OPTION_TUNING(struct bench_values),
+    { .name = "seconds",
+      .kind = CLI_TEXT,
+      .metavar = "S",
+      .doc = "measure each finalist of a row for S seconds at most (default 0.08)",
+      .offset = offsetof(struct bench_values, seconds) },
     OPTION_ROUNDS,
     OPTION_JSON,
     OPTION_HASH,
@@ -148,7 +176,10 @@ static char *write_spec(const struct bench *bench, const char *fields)
 
 static int open_bundle(struct bench *bench, const char *fields)
 {
-    struct cli_spec spec = { .path = "bench", .template_dir = bench->values->template_dir };
+    struct cli_spec spec = { .path = "bench",
+                             .template_dir = bench->values->template_dir,
+                             .tuning = bench->values->tuning,
+                             .gemm = bench->values->gemm };
     fp8gen *gen = NULL;
     char *text = write_spec(bench, fields);
     if (!text) {
@@ -197,7 +228,7 @@ static json_t *driver_version(void)
     return text[0] ? json_string(text) : json_null();
 }
 
-static void print_header(const struct bench *bench, const char *what)
+void bench_print_header(const struct bench *bench, const char *what)
 {
     const fp8_device_info *info = &bench->device.info;
     char cuda[32], cublaslt[32];
@@ -225,13 +256,17 @@ static void print_header(const struct bench *bench, const char *what)
     fflush(stdout);
 }
 
+int bench_open_gpu(struct bench *bench)
+{
+    int code = cli_device_open("cuda", &bench->device);
+    return code ? code : push_context(bench);
+}
+
 int bench_open(struct bench *bench, const char *what, const char *fields)
 {
     static const char *const columns[] = { "case",   "pass", ">M",        ">N",     ">K",
                                            ">value", "unit", ">baseline", ">ratio", "baseline is" };
-    int code = cli_device_open("cuda", &bench->device);
-    if (!code)
-        code = push_context(bench);
+    int code = bench_open_gpu(bench);
     if (!code)
         code = open_bundle(bench, fields);
     if (!code && !bench->values->json && !(bench->table = cli_table_create(columns, 10))) {
@@ -239,7 +274,7 @@ int bench_open(struct bench *bench, const char *what, const char *fields)
         code = CLI_MACHINE;
     }
     if (!code)
-        print_header(bench, what);
+        bench_print_header(bench, what);
     return code;
 }
 
@@ -288,7 +323,7 @@ static int warm_up(struct bench *bench, struct bench_item *items, int count, dou
     double start = now();
     int code = CLI_DONE;
     do {
-        for (int i = 0; !code && i < 4; i++)
+        for (int i = 0; !code && i < (count > 4 ? 1 : 4); i++)
             code = run_all(items, count);
         if (!code)
             code = cli_device_synchronize(&bench->device);
@@ -296,10 +331,14 @@ static int warm_up(struct bench *bench, struct bench_item *items, int count, dou
     return code;
 }
 
-/* One round: every item once over all sets, between two events. */
+/* One round: every item once over all sets, between two events. The first item runs once more before
+ * them: while it does, the host gets ahead of the device. */
 static int run_round(struct bench *bench, struct bench_item *items, int count,
                      fp8_event *events[][2])
 {
+    int ahead = run_all(items, 1);
+    if (ahead)
+        return ahead;
     for (int i = 0; i < count; i++) {
         fp8_status status = fp8_event_record(events[i][0], bench->device.stream);
         for (int set = 0; !status && set < BENCH_SETS; set++) {
@@ -368,7 +407,7 @@ static json_t *real_or_null(double value)
     return value >= 0 ? json_real(value) : json_null();
 }
 
-static void print_json(const struct bench_result *r)
+json_t *bench_result_json(const struct bench_result *r)
 {
     const struct bench_shape *s = r->shape;
     json_t *row =
@@ -378,12 +417,17 @@ static void print_json(const struct bench_result *r)
                   "baseline", real_or_null(r->baseline), "baseline_name",
                   r->baseline_name ? json_string(r->baseline_name) : json_null(), "ratio",
                   real_or_null(ratio_of(r)));
+    if (row && r->launches >= 0)
+        json_object_set_new(row, "launches", json_integer(r->launches));
+    return row;
+}
+
+void bench_print_json(json_t *row)
+{
     if (!row) {
         cli_error("out of memory");
         return;
     }
-    if (r->launches >= 0)
-        json_object_set_new(row, "launches", json_integer(r->launches));
     json_dumpf(row, stdout, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(6));
     putchar('\n');
     fflush(stdout);
@@ -396,7 +440,7 @@ void bench_result_print(struct bench *bench, const struct bench_result *r)
     double ratio = ratio_of(r);
     bench->rows++;
     if (bench->values->json) {
-        print_json(r);
+        bench_print_json(bench_result_json(r));
         return;
     }
     cli_table_cell(t, CLI_PLAIN, "%s", r->name);

@@ -4,11 +4,13 @@
 #ifndef FP8GEN_CLI_BENCH_H
 #define FP8GEN_CLI_BENCH_H
 
+#include <jansson.h>
+
 #include "gen/cli/cuda.h"
 #include "gen/cli/device.h"
 
 /* Buffer sets in rotation, so that L2 does not serve a repeat with what the one before left there. */
-enum { BENCH_SETS = 3, BENCH_MAX_ITEMS = 16, BENCH_MAX_SHAPES = 64 };
+enum { BENCH_SETS = 3, BENCH_MAX_ITEMS = 32, BENCH_MAX_SHAPES = 64 };
 
 struct bench_values {
     struct cli_list shapes;
@@ -17,6 +19,10 @@ struct bench_values {
     const char *source_hash;
     const char *grad_weight;
     const char *template_dir;
+    const char *tuning, *gemm;
+    /* of bench gemm */
+    const char *seconds, *candidates;
+    struct cli_list cases;
 };
 
 struct bench_shape {
@@ -37,6 +43,10 @@ struct bench {
 
 /* Reads --shape M,N,K..., or takes the given ones. dims: numbers in a shape (2 or 3). */
 int bench_read_shapes(struct bench *bench, int dims, const struct bench_shape *standard, int count);
+/* Opens the GPU and makes its context current. */
+int bench_open_gpu(struct bench *bench);
+/* What stands before the rows. */
+void bench_print_header(const struct bench *bench, const char *what);
 /* Opens the GPU, builds and opens a bundle of one layer per shape (`fields`: more fields of each layer,
  * as Lua) and prints the header. what: "layer", ... */
 int bench_open(struct bench *bench, const char *what, const char *fields);
@@ -50,7 +60,7 @@ struct bench_item {
     double seconds; /* median of one run */
 };
 
-/* Warms up for a second or more, then measures all items in turns, round by round. */
+/* Warms up for so many seconds, then measures all items in turns, round by round. */
 int bench_measure(struct bench *bench, struct bench_item *items, int count, int rounds,
                   double warm_seconds);
 
@@ -64,6 +74,9 @@ struct bench_result {
     int launches; /* a call; -1 = not told */
 };
 
+/* The row as JSON, and its line on stdout, which frees it. */
+json_t *bench_result_json(const struct bench_result *result);
+void bench_print_json(json_t *row);
 void bench_result_print(struct bench *bench, const struct bench_result *result);
 
 /* BENCH_SETS device buffers; if sigma > 0, of bf16 normal data. */
@@ -81,6 +94,6 @@ int bench_copy(struct bench *bench, void *target, const void *source, size_t byt
 int bench_fp8_failed(fp8_status status, const struct bench_shape *shape, const char *what);
 
 extern const struct cli_option bench_options_layer[], bench_options_quantize[],
-    bench_options_host[];
+    bench_options_host[], bench_options_gemm[];
 
 #endif

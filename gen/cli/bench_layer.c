@@ -65,22 +65,23 @@ static void describe_gemms(const struct bench_layer *b, struct baseline_gemm_sha
     struct baseline_matrix dw = matrix_of(&b->dw, b->info.dw_dtype, k, false);
     struct baseline_matrix dx = matrix_of(&b->dx, b->info.dx_dtype, k, false);
     bf16[FPROP] = (struct baseline_gemm_shape){
-        m, n, k, false, matrix_of(&b->x, type, k, false), matrix_of(&b->w, type, k, false), y
+        m, n, k, false, false, matrix_of(&b->x, type, k, false), matrix_of(&b->w, type, k, false), y
     };
     bf16[WGRAD] = (struct baseline_gemm_shape){
-        n, k, m, false, matrix_of(&b->dy, type, n, true), matrix_of(&b->x, type, k, true), dw
+        n, k, m, false, false, matrix_of(&b->dy, type, n, true), matrix_of(&b->x, type, k, true), dw
     };
     bf16[DGRAD] = (struct baseline_gemm_shape){
-        m, k, n, false, matrix_of(&b->dy, type, n, false), matrix_of(&b->w, type, k, true), dx
+        m, k, n, false, false, matrix_of(&b->dy, type, n, false), matrix_of(&b->w, type, k, true),
+        dx
     };
     fp8[FPROP] = (struct baseline_gemm_shape){
-        m, n, k, true, operand_of(b->x_quantized, false), operand_of(b->weight, false), y
+        m, n, k, true, false, operand_of(b->x_quantized, false), operand_of(b->weight, false), y
     };
     fp8[WGRAD] = (struct baseline_gemm_shape){
-        n, k, m, false, operand_of(b->grad, true), operand_of(b->saved, true), dw
+        n, k, m, false, false, operand_of(b->grad, true), operand_of(b->saved, true), dw
     };
     fp8[DGRAD] = (struct baseline_gemm_shape){
-        m, k, n, false, operand_of(b->grad, false), operand_of(b->weight, true), dx
+        m, k, n, false, false, operand_of(b->grad, false), operand_of(b->weight, true), dx
     };
     for (int i = 0; i < GEMMS; i++) /* as the runtime does: the zeros of the pad take part */
         fp8[i].depth = (fp8[i].depth + 15) / 16 * 16;

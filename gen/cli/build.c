@@ -11,6 +11,8 @@ struct values {
     int64_t jobs;
     const char *template_dir;
     bool no_cache;
+    const char *tuning;
+    const char *gemm;
 };
 
 static const struct cli_option options[] = {
@@ -42,6 +44,8 @@ static const struct cli_option options[] = {
       .kind = CLI_FLAG,
       .doc = "compile every kernel, whatever the cache holds, and keep none",
       .offset = offsetof(struct values, no_cache) },
+    CLI_OPTION_TUNING(struct values),
+    CLI_OPTION_GEMM(struct values),
     { .name = NULL },
 };
 
@@ -60,7 +64,10 @@ static int run(const void *v, int count, char **operands)
         cli_hint("fp8gen build %s -o DIR", operands[0]);
         return CLI_USAGE;
     }
-    struct cli_spec spec = { .path = operands[0], .template_dir = values->template_dir };
+    struct cli_spec spec = { .path = operands[0],
+                             .template_dir = values->template_dir,
+                             .tuning = values->tuning,
+                             .gemm = values->gemm };
     fp8gen *gen;
     int code = cli_spec_open(&spec, NULL, &gen);
     if (code)

@@ -83,12 +83,30 @@ void cli_release(const struct cli_command *command, void *values);
 /* The name of `count` names nearest to `word`; NULL if none is near. */
 const char *cli_nearest(const char *word, const char *const *names, int count);
 void cli_print_options(const struct cli_option *options);
+/* Seconds of an option given as text: a number above 0, or `fallback` if text is NULL. Prints what is
+ * wrong and returns an exit code. */
+int cli_read_seconds(const char *option, const char *text, double fallback, double *seconds);
+
+/* The options of every command that plans. */
+#define CLI_OPTION_TUNING(type)                                                                    \
+    {                                                                                              \
+        .name = "tuning", .kind = CLI_TEXT, .metavar = "FILE",                                     \
+        .doc = "choose GEMM kernels by this file of 'fp8gen tune'",                                \
+        .offset = offsetof(type, tuning)                                                           \
+    }
+#define CLI_OPTION_GEMM(type)                                                                      \
+    {                                                                                              \
+        .name = "gemm", .kind = CLI_TEXT, .metavar = "CHOICE",                                     \
+        .doc = "every GEMM by: generated, cublaslt, or a configuration's name",                    \
+        .offset = offsetof(type, gemm)                                                             \
+    }
 
 /* The commands, ended by a NULL name (main.c). */
 extern const struct cli_command cli_commands[];
 extern const struct cli_command cli_check_command, cli_plan_command, cli_expand_command,
-    cli_build_command, cli_run_command, cli_bench_layer_command, cli_bench_quantize_command,
-    cli_bench_host_command, cli_doctor_command, cli_help_command;
+    cli_build_command, cli_run_command, cli_tune_command, cli_bench_gemm_command,
+    cli_bench_layer_command, cli_bench_quantize_command, cli_bench_host_command, cli_doctor_command,
+    cli_help_command;
 extern const struct cli_command cli_cache_path_command, cli_cache_list_command,
     cli_cache_trim_command, cli_cache_verify_command;
 
@@ -146,10 +164,16 @@ struct cli_spec {
     const char *tokens;       /* overrides; NULL = as the spec says */
     const char *max_tokens;
     const char *recipe;
+    const char *tuning; /* a tuning file; NULL = none */
+    const char *
+        gemm; /* "generated", "cublaslt" or a configuration for every GEMM; NULL = the plan's choice */
 };
 
+/* Opens a session and loads the spec, and prints nothing. *gen is left open for its diagnostics where it
+ * could be opened at all. text, if not NULL, is the spec itself and path its name. */
+fp8gen_status cli_spec_load(const struct cli_spec *spec, const char *text, fp8gen **gen);
 /* Opens a session and loads the spec. On failure the diagnostics are printed, *gen is NULL and the exit
- * code is returned. text, if not NULL, is the spec itself and path its name. */
+ * code is returned. */
 int cli_spec_open(const struct cli_spec *spec, const char *text, fp8gen **gen);
 /* Prints the session's diagnostics and returns the exit code of a failed call. */
 int cli_gen_failed(const fp8gen *gen, fp8gen_status status, const char *what);
@@ -172,6 +196,13 @@ char *cli_path_join(const char *folder, const char *name);
 /* Writes a whole file through a temporary name beside it. */
 int cli_write_file(const char *path, const void *data, size_t bytes);
 bool cli_is_folder(const char *path);
+
+/* ---- watchdog.c: work on the device that may never end ------------------------------------------------ */
+
+/* From now on `what` must be over within so many seconds; else the program says so and ends with
+ * CLI_BUG: a kernel that hangs blocks every call that waits for it. what lives until the disarm. */
+int cli_watchdog_arm(const char *what, double seconds);
+void cli_watchdog_disarm(void);
 
 /* ---- table.c: aligned text tables ---------------------------------------------------------------------- */
 

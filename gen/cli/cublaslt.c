@@ -7,6 +7,7 @@
  * from the copy of the library that libfp8 opened; the header gives types only.
  */
 #include <cublasLt.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -126,6 +127,8 @@ static cudaDataType_t type_of(fp8_dtype dtype)
         return CUDA_R_8F_E5M2;
     case FP8_DTYPE_FP32:
         return CUDA_R_32F;
+    case FP8_DTYPE_FP16:
+        return CUDA_R_16F;
     default:
         return CUDA_R_16BF;
     }
@@ -198,9 +201,9 @@ static cublasStatus_t enqueue(const struct baseline_gemm *g, int algorithm, int 
 {
     const struct baseline *o = g->owner;
     const struct baseline_gemm_shape *s = &g->shape;
-    float one = 1, zero = 0;
+    float one = 1, beta = s->accumulate ? 1 : 0;
     return o->f.matmul(o->handle, g->desc[set], &one, s->b.data[set], g->a, s->a.data[set], g->b,
-                       &zero, s->out.data[set], g->out, s->out.data[set], g->out,
+                       &beta, s->out.data[set], g->out, s->out.data[set], g->out,
                        &g->algorithms[algorithm].algo, o->workspace.device, WORKSPACE_BYTES,
                        (cudaStream_t)o->bench->device.stream);
 }
@@ -268,8 +271,8 @@ static int find_fastest(struct baseline_gemm *g)
     return code;
 }
 
-int baseline_gemm_create(struct baseline *baseline, const struct baseline_gemm_shape *shape,
-                         struct baseline_gemm **gemm)
+int baseline_gemm_open(struct baseline *baseline, const struct baseline_gemm_shape *shape,
+                       struct baseline_gemm **gemm)
 {
     struct baseline_gemm *g = calloc(1, sizeof *g);
     *gemm = NULL;
@@ -279,19 +282,48 @@ int baseline_gemm_create(struct baseline *baseline, const struct baseline_gemm_s
     }
     g->owner = baseline;
     g->shape = *shape;
-    int code = CLI_DONE;
     cublasStatus_t status = describe(g);
-    if (status)
-        code = lt_failed(status, "describing a GEMM");
-    else if (ask_heuristic(g) || g->count == 0)
-        g->count = 0; /* none for this shape */
-    else
-        code = find_fastest(g);
-    if (code || !g->measured)
+    if (status) {
         baseline_gemm_destroy(g);
+        return lt_failed(status, "describing a GEMM");
+    }
+    if (ask_heuristic(g) || g->count <= 0)
+        baseline_gemm_destroy(g); /* none for this shape */
     else
         *gemm = g;
+    return CLI_DONE;
+}
+
+int baseline_gemm_create(struct baseline *baseline, const struct baseline_gemm_shape *shape,
+                         struct baseline_gemm **gemm)
+{
+    int code = baseline_gemm_open(baseline, shape, gemm);
+    if (!code && *gemm)
+        code = find_fastest(*gemm);
+    if (*gemm && (code || !(*gemm)->measured)) {
+        baseline_gemm_destroy(*gemm);
+        *gemm = NULL;
+    }
     return code;
+}
+
+int baseline_gemm_offered(const struct baseline_gemm *gemm)
+{
+    return gemm->count;
+}
+
+bool baseline_gemm_enqueue(const struct baseline_gemm *gemm, int algorithm, int set)
+{
+    return !gemm->algorithms[algorithm].state && !enqueue(gemm, algorithm, set);
+}
+
+void baseline_gemm_hex(const struct baseline_gemm *gemm, int algorithm, char hex[129])
+{
+    unsigned char bytes[64] = { 0 };
+    const cublasLtMatmulAlgo_t *algo = &gemm->algorithms[algorithm].algo;
+    memcpy(bytes, algo, sizeof *algo < sizeof bytes ? sizeof *algo : sizeof bytes);
+    for (int i = 0; i < 64; i++)
+        sprintf(hex + 2 * (size_t)i, "%02x", bytes[i]);
 }
 
 void baseline_gemm_destroy(struct baseline_gemm *g)

@@ -25,13 +25,24 @@ struct baseline_matrix {
 struct baseline_gemm_shape {
     int64_t rows, cols, depth;
     bool fast_accumulation; /* FP8 only */
+    bool accumulate;        /* out += */
     struct baseline_matrix a, b, out;
 };
 
 struct baseline_gemm;
 
-/* Asks for up to 128 algorithms and measures each. *gemm is NULL, and the code CLI_DONE, if cuBLASLt has
+/* Asks for up to 128 algorithms and measures none. *gemm is NULL, and the code CLI_DONE, if cuBLASLt has
  * none for this shape. */
+int baseline_gemm_open(struct baseline *baseline, const struct baseline_gemm_shape *shape,
+                       struct baseline_gemm **gemm);
+/* How many algorithms were offered, whether they run or not. */
+int baseline_gemm_offered(const struct baseline_gemm *gemm);
+/* Enqueues an algorithm; false if it does not run. */
+bool baseline_gemm_enqueue(const struct baseline_gemm *gemm, int algorithm, int set);
+/* The 64 bytes of cublasLtMatmulAlgo_t as hex digits. */
+void baseline_gemm_hex(const struct baseline_gemm *gemm, int algorithm, char hex[129]);
+
+/* The same, and measures each. */
 int baseline_gemm_create(struct baseline *baseline, const struct baseline_gemm_shape *shape,
                          struct baseline_gemm **gemm);
 void baseline_gemm_destroy(struct baseline_gemm *gemm);

@@ -334,6 +334,16 @@ void cli_release(const struct cli_command *command, void *values)
     }
 }
 
+int cli_read_seconds(const char *option, const char *text, double fallback, double *seconds)
+{
+    char *end = NULL;
+    *seconds = text ? strtod(text, &end) : fallback;
+    if (!text || (end != text && !*end && *seconds > 0 && *seconds <= 3600))
+        return CLI_DONE;
+    cli_error("--%s takes a number of seconds above 0 and up to 3600, not '%s'", option, text);
+    return CLI_USAGE;
+}
+
 /* ---- help -------------------------------------------------------------------------------------------- */
 
 void cli_print_options(const struct cli_option *options)

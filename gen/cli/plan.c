@@ -19,6 +19,8 @@ struct values {
     const char *layer;
     const char *tokens;
     const char *recipe;
+    const char *tuning;
+    const char *gemm;
 };
 
 static const struct cli_option options[] = {
@@ -41,6 +43,8 @@ static const struct cli_option options[] = {
       .metavar = "NAME",
       .doc = "plan with this recipe instead of the spec's",
       .offset = offsetof(struct values, recipe) },
+    CLI_OPTION_TUNING(struct values),
+    CLI_OPTION_GEMM(struct values),
     { .name = NULL },
 };
 
@@ -104,8 +108,8 @@ static int64_t element_bytes(const char *dtype)
     static const struct {
         const char *name;
         int bytes;
-    } table[] = { { "e4m3", 1 }, { "e5m2", 1 }, { "uint8", 1 },
-                  { "bf16", 2 }, { "fp32", 4 }, { "uint32", 4 } };
+    } table[] = { { "e4m3", 1 }, { "e5m2", 1 }, { "uint8", 1 }, { "bf16", 2 },
+                  { "fp16", 2 }, { "fp32", 4 }, { "uint32", 4 } };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         if (strcmp(table[i].name, dtype) == 0)
             return table[i].bytes;
@@ -158,10 +162,16 @@ static const json_t *dispatch_of(const json_t *layer, const json_t *step)
     return NULL;
 }
 
+/* What runs if this GPU can: the first choice of a range. */
+static const json_t *first_choice(const json_t *range)
+{
+    return json_array_get(json_object_get(range, "choices"), 0);
+}
+
 static void gemm_cells(struct cli_table *table, const json_t *layer, const json_t *step)
 {
     const json_t *range = dispatch_of(layer, step);
-    cli_table_cell(table, CLI_PLAIN, "%s %s", range ? text_of(range, "backend") : "?",
+    cli_table_cell(table, CLI_PLAIN, "%s %s", text_of(first_choice(range), "backend"),
                    text_of(step, "accumulation"));
     cli_table_cell(table, CLI_PLAIN, "%s x %s -> %s", text_of(step, "a_dtype"),
                    text_of(step, "b_dtype"), text_of(step, "out_dtype"));
@@ -220,6 +230,96 @@ static void pass_rows(struct cli_table *table, const json_t *plan, const json_t 
     sum->seconds += cost.seconds;
 }
 
+/* ---- choices ------------------------------------------------------------------------------------------ */
+
+static bool same_choice(const json_t *a, const json_t *b)
+{
+    static const char *const keys[] = { "backend", "kernel", "accumulate_kernel", "algo" };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (strcmp(text_of(a, keys[i]), text_of(b, keys[i])) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* Up to the first figure, or the end of the first clause. */
+static int short_length(const char *reason)
+{
+    int length = (int)strcspn(reason, ":;,");
+    for (int i = 0; i + 1 < length; i++) {
+        if (reason[i] == ' ' && reason[i + 1] >= '0' && reason[i + 1] <= '9')
+            return i;
+    }
+    return length;
+}
+
+/* Predicted (or measured) TFLOP/s at the usual M if the range holds it, else at its largest. */
+static double choice_tflops(const json_t *layer, const json_t *range, const json_t *choice)
+{
+    int64_t m = integer_of(layer, "tokens"), max = integer_of(range, "max_tokens");
+    double seconds = number_of(choice, "seconds");
+    if (m < integer_of(range, "min_tokens") || m > max)
+        m = max;
+    return seconds > 0 ? 2e-12 * (double)m * (double)integer_of(layer, "out_features") *
+                             (double)integer_of(layer, "in_features") / seconds
+                       : -1;
+}
+
+static void choice_row(struct cli_table *table, const json_t *layer, const char *pass,
+                       const json_t *first, const json_t *last)
+{
+    const json_t *choice = first_choice(last);
+    const char *kernel = json_string_value(json_object_get(choice, "kernel"));
+    const char *reason = text_of(choice, "reason");
+    double tflops = choice_tflops(layer, last, choice);
+    bool whole = cli_verbosity() > 0;
+    cli_table_cell(table, CLI_PLAIN, "%s", pass);
+    cli_table_cell(table, CLI_PLAIN, "%" PRId64 "-%" PRId64, integer_of(first, "min_tokens"),
+                   integer_of(last, "max_tokens"));
+    cli_table_cell(table, CLI_PLAIN, "%s", text_of(choice, "backend"));
+    cli_table_cell(table, CLI_PLAIN, "%s",
+                   kernel                            ? kernel
+                   : json_object_get(choice, "algo") ? "tuned algorithm"
+                                                     : "heuristic");
+    if (tflops > 0)
+        cli_table_cell(table, CLI_PLAIN, tflops < 99.95 ? "%.3g" : "%.0f", tflops);
+    else
+        cli_table_cell(table, CLI_PLAIN, "-");
+    cli_table_cell(table, CLI_PLAIN, "%.*s", whole ? (int)strlen(reason) : short_length(reason),
+                   reason);
+}
+
+/* The ranges of a pass's GEMM. In the short form, neighbours with one choice are one row. */
+static void choice_rows(struct cli_table *table, const json_t *layer, const char *pass)
+{
+    const json_t *steps = json_object_get(json_object_get(layer, "passes"), pass);
+    for (size_t i = 0; i < json_array_size(steps); i++) {
+        const json_t *ranges = json_object_get(json_array_get(steps, i), "dispatch");
+        const json_t *first = json_array_get(ranges, 0);
+        bool begins = true;
+        for (size_t j = 0; j < json_array_size(ranges); j++) {
+            const json_t *range = json_array_get(ranges, j), *next = json_array_get(ranges, j + 1);
+            if (next && cli_verbosity() <= 0 &&
+                same_choice(first_choice(range), first_choice(next)))
+                continue;
+            choice_row(table, layer, begins ? pass : "", first, range);
+            begins = false;
+            first = next;
+        }
+    }
+}
+
+static void print_choices(const json_t *layer)
+{
+    static const char *const columns[] = { "GEMM",   ">tokens",  "backend",
+                                           "kernel", ">TFLOP/s", "reason" };
+    struct cli_table *table = cli_table_create(columns, 6);
+    for (int i = 0; table && i < PASS_COUNT; i++)
+        choice_rows(table, layer, pass_names[i]);
+    cli_table_print(table, 2);
+    cli_table_destroy(table);
+}
+
 /* ---- layers ------------------------------------------------------------------------------------------- */
 
 static void print_heading(const json_t *layer)
@@ -258,6 +358,7 @@ static struct cost print_layer(const json_t *plan, const json_t *layer)
     }
     cli_table_print(table, 2);
     cli_table_destroy(table);
+    print_choices(layer);
     printf("  memory: quantised weight %s, saved for backward %s, gradient %s\n\n",
            cli_format_bytes(a, operand_bytes(layer, "w", true)),
            cli_format_bytes(b, operand_bytes(layer, "x", false)),
@@ -340,7 +441,9 @@ static int run(const void *v, int count, char **operands)
     const struct values *values = v;
     struct cli_spec spec = { .path = operands[0],
                              .tokens = values->tokens,
-                             .recipe = values->recipe };
+                             .recipe = values->recipe,
+                             .tuning = values->tuning,
+                             .gemm = values->gemm };
     fp8gen *gen;
     const char *json;
     (void)count;
@@ -357,7 +460,13 @@ const struct cli_command cli_plan_command = {
     .name = "plan",
     .operands = "SPEC",
     .summary = "show passes, steps, kernels, bytes, FLOPs and predicted time",
-    .details = "Nothing is compiled and no device is opened. Times are predicted for an H200.",
+    .details =
+        "Nothing is compiled and no device is opened. Times are predicted for an H200. The second "
+        "table\n"
+        "of a layer says by what each GEMM is computed, for each range of M, and why; with -v "
+        "every "
+        "range\n"
+        "and the whole reason. TFLOP/s are predicted, or as a tuning file measured them.",
     .min_operands = 1,
     .max_operands = 1,
     .options = options,

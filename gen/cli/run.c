@@ -27,6 +27,8 @@ struct values {
     bool json;
     const char *dump;
     const char *template_dir;
+    const char *tuning;
+    const char *gemm;
 };
 
 static const char *const device_choices[] = { "auto", "host", "cuda", NULL };
@@ -75,6 +77,8 @@ static const struct cli_option options[] = {
       .metavar = "DIR",
       .doc = "templates from DIR instead of the built-in ones",
       .offset = offsetof(struct values, template_dir) },
+    CLI_OPTION_TUNING(struct values),
+    CLI_OPTION_GEMM(struct values),
     { .name = NULL },
 };
 
@@ -364,7 +368,9 @@ static int run(const void *v, int count, char **operands)
     struct session s = { .values = v };
     struct cli_spec spec = { .path = operands[0],
                              .template_dir = s.values->template_dir,
-                             .recipe = s.values->recipe };
+                             .recipe = s.values->recipe,
+                             .tuning = s.values->tuning,
+                             .gemm = s.values->gemm };
     fp8gen *gen = NULL;
     (void)count;
     int code = cli_spec_open(&spec, NULL, &gen);

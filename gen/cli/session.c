@@ -25,42 +25,53 @@ int cli_gen_failed(const fp8gen *gen, fp8gen_status status, const char *what)
     return (int)status;
 }
 
-static int override(fp8gen *gen, const char *field, const char *value)
+static const char *template_dir_of(const struct cli_spec *spec)
 {
-    fp8gen_status status = value ? fp8gen_override(gen, field, value) : FP8GEN_OK;
-    return status ? cli_gen_failed(gen, status, field) : CLI_DONE;
+    return spec->template_dir ? spec->template_dir : cli_environment(CLI_ENV_TEMPLATE_DIR);
+}
+
+fp8gen_status cli_spec_load(const struct cli_spec *spec, const char *text, fp8gen **gen)
+{
+    const struct {
+        const char *field, *value;
+    } overrides[] = { { "tokens", spec->tokens },
+                      { "max_tokens", spec->max_tokens },
+                      { "recipe", spec->recipe },
+                      { "gemm", spec->gemm } };
+    fp8gen_options options = FP8GEN_OPTIONS_INIT;
+    options.color = cli_color_stderr();
+    options.template_dir = template_dir_of(spec);
+    *gen = NULL;
+    fp8gen_status status = fp8gen_open(&options, gen);
+    for (size_t i = 0; !status && i < sizeof overrides / sizeof overrides[0]; i++) {
+        if (overrides[i].value)
+            status = fp8gen_override(*gen, overrides[i].field, overrides[i].value);
+    }
+    if (!status && spec->tuning)
+        status = fp8gen_tuning_file(*gen, spec->tuning);
+    if (!status)
+        status = text ? fp8gen_load_text(*gen, spec->path, text, strlen(text))
+                      : fp8gen_load_file(*gen, spec->path);
+    return status;
 }
 
 int cli_spec_open(const struct cli_spec *spec, const char *text, fp8gen **gen)
 {
-    fp8gen_options options = FP8GEN_OPTIONS_INIT;
-    bool from_option = spec->template_dir != NULL;
+    const char *template_dir = template_dir_of(spec);
     *gen = NULL;
-    options.color = cli_color_stderr();
-    options.template_dir = from_option ? spec->template_dir : cli_environment(CLI_ENV_TEMPLATE_DIR);
-    if (options.template_dir && !cli_is_folder(options.template_dir)) {
+    if (template_dir && !cli_is_folder(template_dir)) {
         cli_error("%s: no folder '%s'",
-                  from_option ? "--template-dir" : cli_environment_name(CLI_ENV_TEMPLATE_DIR),
-                  options.template_dir);
+                  spec->template_dir ? "--template-dir"
+                                     : cli_environment_name(CLI_ENV_TEMPLATE_DIR),
+                  template_dir);
         return CLI_USAGE;
     }
-    fp8gen_status status = fp8gen_open(&options, gen);
-    if (status)
-        return cli_gen_failed(*gen, status, "opening the generator");
-    int code = override(*gen, "tokens", spec->tokens);
-    if (!code)
-        code = override(*gen, "max_tokens", spec->max_tokens);
-    if (!code)
-        code = override(*gen, "recipe", spec->recipe);
-    if (!code) {
-        status = text ? fp8gen_load_text(*gen, spec->path, text, strlen(text))
-                      : fp8gen_load_file(*gen, spec->path);
-        code = status ? cli_gen_failed(*gen, status, spec->path) : CLI_DONE;
-    }
-    if (code) {
-        fp8gen_close(*gen);
-        *gen = NULL;
-    }
+    fp8gen_status status = cli_spec_load(spec, text, gen);
+    if (!status)
+        return CLI_DONE;
+    int code = cli_gen_failed(*gen, status, spec->path);
+    fp8gen_close(*gen);
+    *gen = NULL;
     return code;
 }
 
