@@ -12,7 +12,7 @@ sources() { # as git lists them, or, without git, as they lie here
 }
 hash=$(sources | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -d' ' -f1)
 status=0
-for what in quantize layer host; do
+for what in gemm quantize layer host; do
     echo "fp8gen bench $what"
     if "$BUILD/bin/fp8gen" bench $what --json --source-hash "$hash" >$results/.$what.new; then
         mv $results/.$what.new $results/$what.jsonl

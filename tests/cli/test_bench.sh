@@ -4,7 +4,7 @@
 . tests/cli/harness.sh
 command -v cc >/dev/null || { echo "skip: no C compiler for the preloaded library"; exit 77; }
 "$FP8GEN" doctor | grep -q '^NVRTC.*not found' && { echo "skip: no NVRTC"; exit 77; }
-cc -std=c11 -D_GNU_SOURCE -shared -fPIC -O1 -I. -o "$T/fake.so" tests/cli/preload/fake_gpu.c -ldl || exit 1
+cc -std=c11 -D_GNU_SOURCE -shared -fPIC -O1 -I. -o "$T/fake.so" tests/cli/preload/fake_gpu.c -ldl -lm || exit 1
 preload=$T/fake.so
 # a program with a sanitizer wants its library first
 asan=$(ldd "$FP8GEN" | sed -n 's/.*libasan.* => \([^ ]*\).*/\1/p')
@@ -49,4 +49,85 @@ case_of "bench host"
 bench host --json --shape 16,16,16
 expect_code 0
 rows_are '[row["launches"] for row in rows] == [2, 3, 2, 1, 1] and rows[0]["unit"] == "us"'
+
+# one configuration of each accumulation keeps the compiler's work small
+few=pp128x128c1s6g8,co128x128c1s6p2g8
+
+case_of "bench gemm: every case, checked against cuBLASLt that multiplies"
+bench gemm --json --source-hash abc --shape 64,48,32 --candidates $few
+expect_code 0
+expect_err_has "tensor_split"
+rows_are 'header["source_hash"] == "abc" and [(row["case"], row["pass"]) for row in rows] == [("tensor_fast", "fprop"), ("tensor_fast", "dgrad"), ("tensor_split", "fprop"), ("tensor_split", "dgrad"), ("wgrad_split", "wgrad"), ("wgrad_fast", "wgrad")]'
+rows_are 'all(row["bench"] == "gemm" and row["unit"] == "TFLOP/s" and row["ratio"] for row in rows)'
+rows_are '[row["accumulate"] for row in rows] == [False] * 4 + [True] * 2'
+rows_are 'all("best of 1 algorithms" in row["baseline_name"] for row in rows)' # the idle one is found wrong
+rows_are 'all(0 < row["error"] < (1e-2 if "bf16" in row["formats"] else 1e-3) for row in rows)'
+rows_are 'all(row["bf16"] > 0 and row["plan_value"] > 0 and row["plan_value"] <= 1.001 * row["value"] for row in rows)'
+
+case_of "bench gemm: an odd N against its neighbour"
+bench gemm --json --shape 50,44,33 --case odd_n --candidates plan
+expect_code 0
+rows_are '[row["pass"] for row in rows] == ["fprop", "dgrad", "wgrad"] and rows[0]["baseline_name"] == "generated, N 48"'
+
+case_of "bench gemm for people"
+bench gemm --shape 32,32,32 --case wgrad_split --candidates plan --seconds 0.01
+expect_code 0
+expect_out_has "wgrad_split  wgrad"
+expect_out_has "geo. mean"
+
+case_of "bench layer with forced GEMMs"
+bench layer --json --shape 16,16,16 --gemm co128x128c1s6p2g8
+expect_code 0
+rows_are 'len(rows) == 8'
+
+cat >"$T/tiny.lua" <<'SPEC'
+return model "tiny" { tokens = 48, max_tokens = 80, layers = {
+    linear "a" { in_features = 32, out_features = 48, count = 3 },
+    linear "b" { in_features = 32, out_features = 48, bias = true, max_tokens = 100 },
+    linear "c" { in_features = 20, out_features = 36, grad_weight = "bf16" },
+} }
+SPEC
+tune() { run env LD_PRELOAD="$preload" "$FP8GEN" tune "$@" --candidates $few; }
+file_is() { # python expression over the tuning file
+    command -v python3 >/dev/null || return
+    python3 - "$T/tuning.json" "$1" <<'CHECK' || fail "tuning file expected: $1"
+import json, sys
+tuning = json.load(open(sys.argv[1]))
+entries = tuning["entries"]
+assert eval(sys.argv[2]), tuning
+CHECK
+}
+
+case_of "tune: every range of every GEMM, equal ones once"
+tune "$T/tiny.lua" -o "$T/tuning.json"
+expect_code 0
+expect_out_has "wgrad +="
+expect_no_file "$T/tuning.json.tmp"
+file_is '(tuning["format"], tuning["format_version"], tuning["gpu"], tuning["cublaslt_version"]) == ("fp8gen-tuning", 1, "fake GPU", 130100)'
+file_is 'len(entries) == 24 and sorted({(e["N"], e["K"]) for e in entries}) == [(36, 20), (48, 32)]'
+file_is 'sorted({(e["min_tokens"], e["max_tokens"], e["measured_tokens"]) for e in entries if e["N"] == 48}) == [(1, 16, 16), (17, 64, 48), (65, 100, 80)]'
+file_is '{(e["pass"], e["accumulate"]) for e in entries} == {("fprop", False), ("dgrad", False), ("wgrad", False), ("wgrad", True)}'
+file_is 'all("cublaslt_2" not in [m["name"] for m in e["measured"]] for e in entries)'
+
+case_of "what tune writes, plan takes"
+run fp8gen plan "$T/tiny.lua" --tuning "$T/tuning.json"
+expect_code 0
+expect_err ''
+expect_out_has "tuned"
+run fp8gen plan "$T/tiny.lua" --tuning "$T/tuning.json" --json
+expect_out_lacks '"tuning_hash": null'
+
+case_of "tune: one layer, one number of tokens; run takes the file"
+tune "$T/tiny.lua" -o "$T/tuning.json" --layer c --tokens 48
+expect_code 0
+file_is '[(e["N"], e["min_tokens"], e["measured_tokens"]) for e in entries] == [(36, 17, 48)] * 4'
+run fp8gen run "$T/tiny.lua" --device host --tuning "$T/tuning.json"
+expect_code 0
+
+case_of "a tuning file that is none"
+echo '{ "format": "shopping" }' >"$T/tuning.json"
+run fp8gen build "$T/tiny.lua" -o "$T/bundle" --tuning "$T/tuning.json"
+expect_code 1
+expect_err_has "tuning.json"
+expect_no_file "$T/bundle"
 finish

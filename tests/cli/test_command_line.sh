@@ -18,12 +18,12 @@ expect_err_has "unknown command 'chek'"
 expect_err_has "did you mean 'check'?"
 run fp8gen frobnicate
 expect_code 2
-expect_err_has "check, plan, expand, build, run, bench, doctor, help"
+expect_err_has "check, plan, expand, build, run, tune, bench, cache, doctor, help"
 
 case_of "a group of commands needs its second word"
 run fp8gen bench
 expect_code 2
-expect_err_has "'bench' needs one of: layer, quantize, host"
+expect_err_has "'bench' needs one of: gemm, layer, quantize, host"
 run fp8gen bench leyer
 expect_code 2
 expect_err_has "did you mean 'bench layer'?"
@@ -41,8 +41,8 @@ case_of "help lists every command, option and variable"
 run fp8gen help
 expect_code 0
 expect_err ''
-for word in "check SPEC..." "plan SPEC" "expand SPEC" "build SPEC" "run SPEC" "bench layer" \
-    "bench quantize" "bench host" doctor --color NO_COLOR FP8GEN_TEMPLATE_DIR FP8_LOG \
+for word in "check SPEC..." "plan SPEC" "expand SPEC" "build SPEC" "run SPEC" "tune SPEC" "bench gemm" \
+    "bench layer" "bench quantize" "bench host" doctor --color NO_COLOR FP8GEN_TEMPLATE_DIR FP8_LOG \
     FP8_CUBLASLT_PATH FP8_NVRTC_PATH "exit codes"; do
     expect_out_has "$word"
 done
@@ -51,7 +51,7 @@ run fp8gen --help
 expect_out "$help"
 
 case_of "every command has a page, the same three ways"
-for command in check plan expand build run "bench layer" "bench quantize" "bench host" doctor; do
+for command in check plan expand build run tune "bench gemm" "bench layer" "bench quantize" "bench host" doctor; do
     # shellcheck disable=SC2086
     run fp8gen help $command
     expect_code 0
@@ -69,6 +69,70 @@ run fp8gen help bench
 expect_out_has "usage: fp8gen bench host"
 run fp8gen help nonsense
 expect_code 2
+
+case_of "bad values of tune and bench gemm, before any device is opened"
+run fp8gen tune $spec
+expect_code 2
+expect_err_has "'tune' needs the tuning file"
+expect_err_has "fp8gen tune $spec -o FILE"
+run fp8gen tune $spec -o "$T"
+expect_code 2
+expect_err_has "it is a folder"
+for tokens in 0 -5 x 16,,32 16, 1e3; do
+    run fp8gen tune $spec -o "$T/t.json" --tokens=$tokens
+    expect_code 2
+    expect_err_has "--tokens takes up to 64 whole numbers from 1 with commas"
+done
+run fp8gen tune $spec -o "$T/t.json" --tokens 99999999
+expect_code 2
+expect_err_has "no GEMM has a range that holds the tokens"
+run fp8gen tune $spec -o "$T/t.json" --layer nonsense
+expect_code 2
+expect_err_has "the spec has no layer 'nonsense'"
+for seconds in 0 -1 x 1x 4000 nan; do
+    run fp8gen tune $spec -o "$T/t.json" --seconds=$seconds
+    expect_code 2
+    expect_err_has "--seconds takes a number of seconds above 0 and up to 3600"
+    run fp8gen bench gemm --seconds=$seconds
+    expect_code 2
+done
+run fp8gen tune $spec -o "$T/t.json" --candidates pp128x128c1s6g9
+expect_code 2
+expect_err_has "there is no configuration 'pp128x128c1s6g9'"
+expect_err_has "did you mean 'pp128x128c1s6g8'?"
+run fp8gen tune $spec -o "$T/t.json" --candidates plan
+expect_code 2
+run fp8gen bench gemm --case tensor_fst
+expect_code 2
+expect_err_has "did you mean 'tensor_fast'?"
+run fp8gen bench gemm --shape 64,48
+expect_code 2
+expect_err_has "--shape takes 3 whole numbers"
+run fp8gen bench gemm --shape 16,16,16 --case odd_n
+expect_code 2
+expect_err_has "odd_n takes shapes whose N is no multiple of 16"
+run fp8gen bench gemm --candidates co128x128c1s6p2g8 --case wgrad_fast --candidates co128x128c1s6g8
+expect_code 2
+expect_no_file "$T/t.json"
+
+case_of "--gemm and --tuning are looked at where a spec is planned"
+run fp8gen plan $spec --gemm nonsense
+expect_code 2
+expect_err_has "there is no GEMM 'nonsense'"
+run fp8gen plan $spec --gemm cublaslt
+expect_code 0
+expect_out_lacks generated
+run fp8gen plan $spec --gemm generated
+expect_code 0
+expect_out_has "generated  gemm_e4m3_e4m3_bf16_"
+run fp8gen plan $spec --tuning "$T/none.json"
+expect_code 3
+expect_err_has "none.json"
+for command in plan build run; do
+    run fp8gen help $command
+    expect_out_has "--tuning FILE"
+    expect_out_has "--gemm CHOICE"
+done
 
 case_of "an unknown option names the nearest"
 run fp8gen run --tokns 3 $spec

@@ -2,11 +2,12 @@
  * fake_gpu.c - a GPU for the benchmarks on a machine without one, as a preloaded library.
  *
  * The context on device 0 is a host context that calls itself compute capability 9.0; the driver calls
- * of the program succeed, its copies are memcpy; cuBLASLt offers three algorithms, of which the second
- * is not usable, and multiplies nothing. So the flow of a benchmark is tested, its memory and its
- * rows, and not one of its figures.
+ * of the program succeed, its copies are memcpy; cuBLASLt offers three algorithms: the first multiplies,
+ * plainly; the second is not usable; the third leaves its output as it is, which is wrong. So the
+ * flow of a benchmark is tested, its memory, its rows and its checks, and not one of its figures.
  */
 #include <dlfcn.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,6 +50,86 @@ static int destroy(void *object)
     return 0;
 }
 
+/* ---- cuBLASLt, column-major: d = alpha op(a) op(b) + beta d ---------------------------------------------- */
+
+/* Attributes and types by the numbers of cublasLt.h and library_types.h. */
+enum { TRANSA = 3, TRANSB = 4, A_SCALE = 17, B_SCALE = 18 };
+enum { R_32F = 0, R_16BF = 14, R_E4M3 = 28, R_E5M2 = 29 };
+
+struct desc {
+    int trans_a, trans_b;
+    const float *a_scale, *b_scale;
+};
+
+struct layout {
+    int type;
+    unsigned long long rows, cols;
+    long long ld;
+};
+
+static int create_desc(struct desc **desc, int compute, int scale)
+{
+    (void)compute, (void)scale;
+    *desc = calloc(1, sizeof **desc);
+    return *desc ? 0 : 3;
+}
+
+static int set_desc(struct desc *desc, int attribute, const void *value, size_t size)
+{
+    void *const places[] = { [TRANSA] = &desc->trans_a,
+                             [TRANSB] = &desc->trans_b,
+                             [A_SCALE] = &desc->a_scale,
+                             [B_SCALE] = &desc->b_scale };
+    if (attribute == TRANSA || attribute == TRANSB || attribute == A_SCALE || attribute == B_SCALE)
+        memcpy(places[attribute], value, size);
+    return 0;
+}
+
+static int create_layout(struct layout **layout, int type, unsigned long long rows,
+                         unsigned long long cols, long long ld)
+{
+    *layout = malloc(sizeof **layout);
+    if (!*layout)
+        return 3;
+    **layout = (struct layout){ type, rows, cols, ld };
+    return 0;
+}
+
+static float decode(unsigned code, int mantissa, int bias)
+{
+    int exponent = (int)(code & 0x7f) >> mantissa;
+    int fraction = (int)code & ((1 << mantissa) - 1);
+    float value = exponent ? ldexpf((float)(fraction | 1 << mantissa), exponent - bias - mantissa)
+                           : ldexpf((float)fraction, 1 - bias - mantissa);
+    return code & 0x80 ? -value : value;
+}
+
+static float load(const void *data, const struct layout *l, size_t row, size_t col)
+{
+    size_t at = col * (size_t)l->ld + row;
+    float value;
+    if (l->type == R_32F)
+        return ((const float *)data)[at];
+    if (l->type == R_E4M3 || l->type == R_E5M2)
+        return decode(((const unsigned char *)data)[at], l->type == R_E4M3 ? 3 : 2,
+                      l->type == R_E4M3 ? 7 : 15);
+    unsigned bits = (unsigned)((const unsigned short *)data)[at] << 16;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static void store(void *data, const struct layout *l, size_t row, size_t col, float value)
+{
+    size_t at = col * (size_t)l->ld + row;
+    unsigned bits;
+    if (l->type == R_32F) {
+        ((float *)data)[at] = value;
+        return;
+    }
+    memcpy(&bits, &value, sizeof bits);
+    ((unsigned short *)data)[at] = (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
 /* cublasLtMatmulHeuristicResult_t: the algorithm (64 bytes), workspace size, status, waves, reserved. */
 struct algorithm {
     char opaque[64];
@@ -65,6 +146,31 @@ static int offer(void *handle, void *desc, void *a, void *b, void *c, void *d, v
     *count = wanted < 3 ? wanted : 3;
     memset(algorithms, 0, sizeof *algorithms * (size_t)*count);
     algorithms[1].state = 15;
+    algorithms[2].opaque[0] = 2;
+    return 0;
+}
+
+static int multiply(void *handle, const struct desc *desc, const float *alpha, const void *a,
+                    const struct layout *la, const void *b, const struct layout *lb,
+                    const float *beta, const void *c, const struct layout *lc, void *d,
+                    const struct layout *ld, const char *algorithm, void *workspace, size_t bytes,
+                    void *stream)
+{
+    (void)handle, (void)c, (void)lc, (void)workspace, (void)bytes, (void)stream;
+    size_t depth = (size_t)(desc->trans_a ? la->rows : la->cols);
+    float factor = *alpha * (desc->a_scale ? *desc->a_scale : 1);
+    factor *= desc->b_scale ? *desc->b_scale : 1;
+    if (algorithm[0] == 2)
+        return 0;
+    for (size_t j = 0; j < ld->cols; j++) {
+        for (size_t i = 0; i < ld->rows; i++) {
+            float sum = 0;
+            for (size_t k = 0; k < depth; k++)
+                sum += (desc->trans_a ? load(a, la, k, i) : load(a, la, i, k)) *
+                       (desc->trans_b ? load(b, lb, j, k) : load(b, lb, k, j));
+            store(d, ld, i, j, factor * sum + (*beta != 0 ? *beta * load(d, ld, i, j) : 0));
+        }
+    }
     return 0;
 }
 
@@ -77,9 +183,11 @@ static const struct {
     { "cuMemcpyDtoDAsync_v2", (void *)copy },
     { "cublasLtCreate", (void *)create },
     { "cublasLtDestroy", (void *)destroy },
-    { "cublasLtMatmulDescCreate", (void *)create },
+    { "cublasLtMatmulDescCreate", (void *)create_desc },
+    { "cublasLtMatmulDescSetAttribute", (void *)set_desc },
+    { "cublasLtMatmul", (void *)multiply },
     { "cublasLtMatmulDescDestroy", (void *)destroy },
-    { "cublasLtMatrixLayoutCreate", (void *)create },
+    { "cublasLtMatrixLayoutCreate", (void *)create_layout },
     { "cublasLtMatrixLayoutDestroy", (void *)destroy },
     { "cublasLtMatmulPreferenceCreate", (void *)create },
     { "cublasLtMatmulPreferenceDestroy", (void *)destroy },
