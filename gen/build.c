@@ -75,9 +75,12 @@ static fp8gen_status parse_archs(struct fp8gen *gen, const char *text, struct ar
 
 /* ---- the manifest --------------------------------------------------------------------------------- */
 
-static bool add_archs(json_t *manifest, const struct archs *archs)
+static bool add_archs(const struct fp8gen *gen, json_t *manifest, const struct archs *archs)
 {
     json_t *list = json_object_get(manifest, "archs");
+    if (archs->count > 0 &&
+        json_object_set_new(manifest, "nvrtc", json_string(gen_nvrtc_version(gen->nvrtc))) != 0)
+        return false;
     for (int32_t i = 0; i < archs->count; i++)
         if (json_array_append_new(list, json_string(archs->list[i])) != 0)
             return false;
@@ -148,7 +151,7 @@ static fp8gen_status write_manifest(struct fp8gen *gen, struct gen_bundle_dir *d
     json_t *manifest = json_deep_copy(gen->plan->manifest);
     char *text = NULL;
     fp8gen_status status = FP8GEN_ERR_MACHINE;
-    if (manifest != NULL && remove_costs(manifest) && add_archs(manifest, archs) &&
+    if (manifest != NULL && remove_costs(manifest) && add_archs(gen, manifest, archs) &&
         add_cubins(gen, manifest, jobs) && add_digest(manifest))
         text = json_dumps(manifest, JSON_INDENT(2) | JSON_SORT_KEYS);
     const char *whole = text != NULL ? arena_printf(&gen->arena, "%s\n", text) : NULL;

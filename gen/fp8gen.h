@@ -143,14 +143,15 @@ typedef struct fp8gen_jit_options {
      * (a kernel was compiled, in how many ms; a damaged entry is rebuilt). May be NULL. */
     void (*log)(void *user, int level, const char *message);
     void *log_user;
-    uint64_t reserved[4];
+    const char *tuning_file; /* as fp8gen_tuning_file; NULL = none */
+    uint64_t reserved[3];
 } fp8gen_jit_options;
 
 #define FP8GEN_JIT_OPTIONS_INIT                                                                    \
     {                                                                                              \
-        sizeof(fp8gen_jit_options), 0, NULL, NULL, NULL, NULL, NULL,                               \
+        sizeof(fp8gen_jit_options), 0, NULL, NULL, NULL, NULL, NULL, NULL,                         \
         {                                                                                          \
-            0, 0, 0, 0                                                                             \
+            0, 0, 0                                                                                \
         }                                                                                          \
     }
 

@@ -113,6 +113,21 @@ static int is_template(const struct dirent *entry)
     return dot != NULL && (strcmp(dot, ".cu") == 0 || strcmp(dot, ".cuh") == 0);
 }
 
+static fp8gen_status put_tuning(struct buf *key, const char *path)
+{
+    enum { TUNING_BYTES_MAX = 1 << 26 };
+    struct fp8gen *gen = NULL;
+    struct gen_text text;
+    fp8gen_status status = fp8gen_open(NULL, &gen);
+    if (status == FP8GEN_OK)
+        status = gen_read_file(gen, path, TUNING_BYTES_MAX, &text);
+    if (status == FP8GEN_OK) {
+        buf_printf(key, "tuning, %zu bytes\n", text.size);
+        buf_put(key, text.data, text.size);
+    }
+    return close_session(gen, status);
+}
+
 /* Every file of a folder of templates, by name, with the hash of its text. */
 static fp8gen_status put_templates(struct buf *key, const char *folder)
 {
@@ -157,6 +172,8 @@ static fp8gen_status make_key(const struct request *request, struct buf *key)
     buf_puts(key, "\n");
     if (status == FP8GEN_OK && request->options->template_dir != NULL)
         status = put_templates(key, request->options->template_dir);
+    if (status == FP8GEN_OK && request->options->tuning_file != NULL)
+        status = put_tuning(key, request->options->tuning_file);
     buf_printf(key, "spec, %zu bytes\n", request->length);
     buf_put(key, request->spec, request->length);
     return status == FP8GEN_OK && key->failed ? fail_memory() : status;
@@ -177,6 +194,8 @@ static fp8gen_status build(const struct request *request, const char *output)
     options.log = request->options->log;
     options.log_user = request->options->log_user;
     fp8gen_status status = fp8gen_open(&open, &gen);
+    if (status == FP8GEN_OK && request->options->tuning_file != NULL)
+        status = fp8gen_tuning_file(gen, request->options->tuning_file);
     if (status == FP8GEN_OK)
         status = fp8gen_load_text(gen, request->name, request->spec, request->length);
     if (status == FP8GEN_OK)
@@ -428,6 +447,8 @@ static const char *dtype_word(fp8_dtype dtype, char word[24])
         return "bf16";
     case FP8_DTYPE_FP32:
         return "fp32";
+    case FP8_DTYPE_FP16:
+        return "fp16";
     default: /* the spec's own check names the choices */
         snprintf(word, 24, "dtype%d", (int)dtype);
         return word;

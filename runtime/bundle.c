@@ -157,6 +157,24 @@ static fp8_status no_arch(const struct fp8_bundle *bundle)
         context->arch / 10, context->arch % 10, context->arch);
 }
 
+/* A driver that is older than the toolkit cannot load its cubins: the sentence gets both versions. */
+static fp8_status load_kernel(struct fp8_bundle *bundle, struct fp8_kernel *kernel,
+                              const char *image)
+{
+    const struct fp8_context *context = bundle->context;
+    fp8_status status = fp8_kernel_load(context, kernel, image);
+    if (status != FP8_ERR_CUDA || !bundle->manifest.nvrtc)
+        return status;
+    char sentence[512];
+    snprintf(sentence, sizeof sentence, "%s", fp8_last_error());
+    int major = context->driver_version / 1000, minor = context->driver_version % 1000 / 10;
+    return fp8_fail(
+        status,
+        "%s; the cubin was compiled by NVRTC %s, the driver is for CUDA %d.%d: where the "
+        "driver is the older one, update it or build with an older NVRTC",
+        sentence, bundle->manifest.nvrtc, major, minor);
+}
+
 static fp8_status open_cubin(struct fp8_bundle *bundle, struct fp8_kernel *kernel,
                              const struct fp8_cubin *cubin, bool load)
 {
@@ -169,7 +187,7 @@ static fp8_status open_cubin(struct fp8_bundle *bundle, struct fp8_kernel *kerne
     if (status == FP8_OK)
         status = check_cubin(path, cubin, data, size);
     if (status == FP8_OK && load)
-        status = fp8_kernel_load(bundle->context, kernel, data);
+        status = load_kernel(bundle, kernel, data);
     fp8_release(data);
     fp8_release(path);
     return status;

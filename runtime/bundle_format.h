@@ -20,6 +20,7 @@
  *   tuning_hash     xxh128 of the tuning file, or null
  *   mesh            { "tensor": 1, "fsdp": 1 }
  *   rank            0
+ *   nvrtc           version of the NVRTC that compiled the cubins ("13.0"); absent if archs is empty
  *   archs           ["sm_90a", ...], may be empty: then only a host context opens the bundle
  *   kernels         array of kernel records
  *   layers          array of layer records, in spec order

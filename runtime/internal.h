@@ -314,6 +314,7 @@ char *fp8_arena_copy(struct fp8_arena *arena, const char *text);
 void fp8_arena_release(struct fp8_arena *arena);
 
 struct fp8_manifest {
+    const char *nvrtc; /* "13.0"; NULL: not known */
     int arch_count;
     const char *archs[FP8_MAX_ARCHS];
     int kernel_count;

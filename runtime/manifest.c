@@ -116,12 +116,13 @@ static fp8_status check_digest(const struct fp8_reader *reader, const json_t *ro
     return FP8_OK;
 }
 
-static fp8_status read_header(struct fp8_reader *reader, const json_t *root)
+static fp8_status read_header(struct fp8_reader *reader, const json_t *root,
+                              struct fp8_manifest *manifest)
 {
-    static const char *const keys[] = { "format",    "format_version", "generator", "model",
-                                        "spec_hash", "tuning_hash",    "mesh",      "rank",
-                                        "archs",     "kernels",        "layers",    "digest",
-                                        NULL };
+    static const char *const keys[] = {
+        "format", "format_version", "generator", "model",  "spec_hash", "tuning_hash", "mesh",
+        "rank",   "archs",          "kernels",   "layers", "digest",    "nvrtc",       NULL
+    };
     if (!json_is_object(root))
         return fp8_read_bad(reader, "this is no JSON object");
     const char *format = json_string_value(json_object_get(root, "format"));
@@ -142,6 +143,8 @@ static fp8_status read_header(struct fp8_reader *reader, const json_t *root)
     FP8_TRY(fp8_read_string(reader, root, "spec_hash", &text));
     if (!json_is_null(json_object_get(root, "tuning_hash")))
         FP8_TRY(fp8_read_string(reader, root, "tuning_hash", &text));
+    if (json_object_get(root, "nvrtc"))
+        FP8_TRY(fp8_read_string(reader, root, "nvrtc", &manifest->nvrtc));
     return read_mesh(reader, root);
 }
 
@@ -158,7 +161,7 @@ fp8_status fp8_manifest_parse(const char *path, const char *text, size_t length,
         return fp8_read_bad(&reader, "no valid JSON at line %d, column %d (%s)", error.line,
                             error.column, error.text);
     }
-    fp8_status status = read_header(&reader, root);
+    fp8_status status = read_header(&reader, root, manifest);
     if (status == FP8_OK)
         status = read_archs(&reader, root, manifest);
     if (status == FP8_OK)
