@@ -9,6 +9,7 @@
  * fills `saved`, backward reads it and leaves dx, dw and dbias. All of it lives in buffers that the
  * caller sized with fp8_layer_bytes, so that nothing is allocated while training.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,15 @@ static float float_of_bf16(uint16_t bits)
     return value;
 }
 
+static float float_of_fp16(uint16_t bits)
+{
+    int exponent = (bits >> 10) & 31, mantissa = bits & 1023;
+    float size = exponent == 31  ? (mantissa ? NAN : INFINITY)
+                 : exponent == 0 ? ldexpf((float)mantissa, -24)
+                                 : ldexpf((float)(mantissa | 1024), exponent - 25);
+    return bits & 0x8000u ? -size : size;
+}
+
 static uint16_t bf16_of_float(float value)
 {
     uint32_t word;
@@ -57,6 +67,8 @@ static float value_at(const struct pair *p, int64_t row, int64_t col)
     int64_t i = row * p->tensor.cols + col;
     if (p->tensor.dtype == FP8_DTYPE_BF16)
         return float_of_bf16(((const uint16_t *)p->values)[i]);
+    if (p->tensor.dtype == FP8_DTYPE_FP16)
+        return float_of_fp16(((const uint16_t *)p->values)[i]);
     return ((const float *)p->values)[i];
 }
 
@@ -116,8 +128,8 @@ static void run(fp8_context *context, const fp8_layer *layer, const fp8_layer_in
     struct pair y = make(context, info->y_dtype, m, n);
     struct pair dx = make(context, info->dx_dtype, m, k);
     struct pair dw = make(context, info->dw_dtype, n, k);
-    struct pair bias = make_input(context, info->bias_dtype, 1, info->has_bias ? n : 1, 0.1f);
-    struct pair dbias = make(context, info->dbias_dtype, 1, info->has_bias ? n : 1);
+    struct pair bias = make_input(context, info->bias_dtype, info->has_bias, n, 0.1f);
+    struct pair dbias = make(context, info->dbias_dtype, info->has_bias, n);
 
     fp8_operand weight = make_operand(context, layer, m, FP8_BYTES_WEIGHT);
     fp8_operand saved = make_operand(context, layer, m, FP8_BYTES_SAVED);

@@ -2,5 +2,9 @@
 from .abi import Fp8Error
 from .layers import Recipe
 from .linear import Fp8Linear, State, fp8_linear, state_of, weights_changed
+from .weight_parallel import Communicator, ShardState, precompute_amax, weight_parallel_linear
+from .wrapper import Fp8Mode, Fp8Weight, GatheredWeight, fp8_weights, precompute_scales
 
-__all__ = ["Fp8Error", "Fp8Linear", "Recipe", "State", "fp8_linear", "state_of", "weights_changed"]
+__all__ = ["Communicator", "Fp8Error", "Fp8Linear", "Fp8Mode", "Fp8Weight", "GatheredWeight", "Recipe",
+           "ShardState", "State", "fp8_linear", "fp8_weights", "precompute_amax", "precompute_scales",
+           "state_of", "weight_parallel_linear", "weights_changed"]

@@ -67,7 +67,6 @@ class State:
         self._data = None      # the operand's bytes
         self._copies = 0
         self._key = None       # of the weight that they were made from
-        self._storage = None   # weak; pins the identity of that weight's storage
         self._stream = None
         self._captured = False  # a graph has written the bytes: only graphs may trust them
 
@@ -84,13 +83,15 @@ class State:
 
     def weight(self, layer, weight, copies, forward):
         """(bytes, copies) of the weight's operand, quantised when it has changed."""
+        if hasattr(weight, "fp8_operand"):
+            return weight.fp8_operand(copies), copies
+        if hasattr(weight, "fp8_source"):
+            weight = weight.fp8_source()
         if not self.keep:
             return _quantize(layer, abi.ROLE_W, weight, copies, None), copies
         stream = layer.context.stream()
         capturing = stream is not None and torch.cuda.is_current_stream_capturing()
-        storage = weight.untyped_storage()
-        key = (storage._cdata, weight.storage_offset(), _version(weight), _epoch, weight.dtype,
-               weight.stride())
+        key = identity(weight)
         same = key == self._key and self._copies & copies == copies
         if same and (not forward if capturing else not self._captured):
             if stream != self._stream and not capturing:
@@ -105,15 +106,27 @@ class State:
         self._key = None
         self._data = _quantize(layer, abi.ROLE_W, weight, copies, data)
         self._copies, self._key, self._stream = copies, key, stream
-        self._storage = StorageWeakRef(storage)
         self._captured = self._captured or capturing
         return self._data, copies
 
 
-def _version(tensor):
+class _Storage:
+    """The identity of a tensor's memory: a weak reference, so that the address is not used again."""
+    __slots__ = ("reference",)
+
+    def __init__(self, storage):
+        self.reference = StorageWeakRef(storage)
+
+    def __eq__(self, other):
+        return self.reference.cdata == other.reference.cdata
+
+
+def identity(tensor):
+    """Equal for the same version of the same memory, seen in the same way; for comparing only."""
     if tensor.is_inference():
-        return object()  # not counted: never equal, so quantised for every call
-    return tensor._version
+        return object()  # versions are not counted: never equal
+    return (tensor._version, _epoch, tensor.storage_offset(), tensor.stride(), tensor.dtype,
+            _Storage(tensor.untyped_storage()))
 
 
 def state_of(weight):
@@ -162,11 +175,11 @@ def _quantize(layer, role, source, copies, data):
     return data
 
 
-def _fprop(layer, x, weight, bias, y_dtype, save):
-    """(y, saved) of a 2-D x; weight is (bytes, copies)."""
+def _fprop(layer, x, weight, bias, y_dtype, save, lead):
+    """(y, saved) of a 2-D x; weight is (bytes, copies); lead: y's dims but the last."""
     key = layer.key
     m, n, k = x.shape[0], key.out_features, key.in_features
-    y = torch.empty(m, n, dtype=key.output, device=x.device)
+    y = torch.empty(*lead, n, dtype=key.output, device=x.device)
     saved = operand.empty(m, k, abi.TRANSPOSED, x.device) if save else None
     call, _scratch = layer.call(m)
     tx, ty = _struct(x), abi.Tensor(y.data_ptr(), m, n, n, CODE[key.output])
@@ -209,10 +222,10 @@ def _wgrad(layer, m, saved, grad, dw, accumulate):
         _SIZE[abi.WgradArgs], accumulate, _address(x), _address(dy), _address(out), call)))
 
 
-def _dgrad(layer, m, grad, weight, device):
+def _dgrad(layer, m, grad, weight, lead):
     key = layer.key
     n, k = key.out_features, key.in_features
-    dx = torch.empty(m, k, dtype=key.grad_input, device=device)
+    dx = torch.empty(*lead, k, dtype=key.grad_input, device=layer.context.device)
     call, _scratch = layer.call(m)
     dy = operand.filled(grad[0], abi.ROLE_DY, layer.dy_format, m, n, grad[1])
     w = operand.filled(weight[0], abi.ROLE_W, abi.E4M3, n, k, weight[1])
@@ -236,8 +249,7 @@ def _forward(state, x, weight, bias, y_dtype, dw_dtype, save, want_dx):
         bias = bias.to(torch.bfloat16)
     if bias is not None:
         bias = bias.contiguous()
-    y, saved = _fprop(layer, _matrix(x, torch.bfloat16), w, bias, y_dtype, save)
-    return (y if len(shape) == 2 else y.view(*shape[:-1], weight.shape[0])), saved
+    return _fprop(layer, _matrix(x, torch.bfloat16), w, bias, y_dtype, save, shape[:-1])
 
 
 def _backward(state, dy, saved, weight, like, want, main_grad):
@@ -264,8 +276,8 @@ def _backward(state, dy, saved, weight, like, want, main_grad):
         _wgrad(layer, m, saved, grad, dw, 0)
         dw = dw if dw.dtype is dw_dtype else dw.to(dw_dtype)
     if want_dx:
-        dx = _dgrad(layer, m, grad, state.weight(layer, weight, abi.TRANSPOSED, False), dy.device)
-        dx = (dx if dx.dtype is x_dtype else dx.to(x_dtype)).view(*shape[:-1], k)
+        dx = _dgrad(layer, m, grad, state.weight(layer, weight, abi.TRANSPOSED, False), shape[:-1])
+        dx = dx if dx.dtype is x_dtype else dx.to(x_dtype)
     return dx, dw, dbias
 
 
@@ -426,7 +438,8 @@ def fp8_linear(x, weight, bias=None, state=None):
     main_grad = getattr(weight, "main_grad", None)
     dw_dtype = weight.dtype if main_grad is None else main_grad.dtype
     if (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-            or type(x) not in _PLAIN or type(weight) not in _PLAIN or x.is_meta):
+            or type(x) not in _PLAIN or x.is_meta
+            or not (type(weight) in _PLAIN or hasattr(weight, "fp8_state"))):
         grad = torch.is_grad_enabled()
         return _linear_op(x, weight, bias, main_grad, state.number, y_dtype, dw_dtype,
                           grad and weight.requires_grad, grad and x.requires_grad)[0]

@@ -110,31 +110,22 @@ def header(amax, scale, scale_inv):
 
 
 def quantize_rows(tensor, scale, dtype=abi.E4M3):
-    """Row copy [rows, cols padded to 128] of a matrix, as uint8, with a scale that is given."""
+    """A matrix as uint8, not padded, with a scale that is given."""
     kind, limit = _FORMATS[dtype]
-    rows, cols = tensor.shape
-    out = torch.zeros(rows, _up(cols, 128), dtype=torch.uint8, device=tensor.device)
-    if rows == 0:
-        return out
     x = tensor.detach().float()
     q = (x * scale).clamp(-limit, limit)
     q = torch.where(x.isfinite(), q, x if dtype == abi.E5M2 else torch.nan)
-    out[:, :cols] = q.to(kind).view(torch.uint8)
-    return out
+    return q.to(kind).view(torch.uint8)
 
 
 def assemble(rows, scales, n, k, copies):
-    """An operand of n x k from gathered row bytes [>= n, padded k] and the 256 bytes of `header`."""
+    """An operand of n x k from gathered row bytes [>= n, k] and the 256 bytes of `header`."""
     data = empty(n, k, copies, rows.device)
     data[:HEADER] = scales
+    if n % 128 or k % 128:
+        data[HEADER:].zero_()  # pad bytes
     if copies & abi.ROW:
-        row_view(data, n, k).copy_(rows[:n])
-        data[HEADER + n * rows.shape[1]:HEADER + copy_bytes(n, k)].zero_()
+        row_view(data, n, k)[:, :k].copy_(rows[:n])
     if copies & abi.TRANSPOSED:
-        start = HEADER + (copy_bytes(n, k) if copies & abi.ROW else 0)
-        ld = _up(n, 128)
-        if n % 128 or k % 16:
-            data[start:].zero_()
-        transposed = data[start:start + k * ld].view(k, ld)
-        transposed[:, :n].copy_(rows[:n, :k].t())
+        transposed_view(data, n, k, copies)[:, :n].copy_(rows[:n].t())
     return data

@@ -86,7 +86,7 @@ class ShardState(State):
 
     def shard(self, weight, communicator):
         """(header, uint8 rows) of this rank's rows, quantised with the whole weight's amax."""
-        key = _key(weight)
+        key = ops.identity(weight)
         if self._rows is None or self._rows[0] != key:
             if self._amax_key != key:
                 self.set_amax(weight, communicator.amax_hook(operand.amax_of(weight)))
@@ -96,13 +96,7 @@ class ShardState(State):
         return self._rows[1:]
 
     def set_amax(self, weight, amax):
-        self.amax, self._amax_key = amax, _key(weight)
-
-
-def _key(weight):
-    """Of one version of a shard. The address tells tensors apart only while the caller keeps one
-    weight a state, which is the contract; the version and the epoch tell when it changed."""
-    return weight.data_ptr(), ops._version(weight), ops._epoch
+        self.amax, self._amax_key = amax, ops.identity(weight)
 
 
 def precompute_amax(weights, states, communicator):
@@ -155,8 +149,8 @@ class _WeightParallel(torch.autograd.Function):
             bias_full = communicator.weight_hook(bias.detach(), module=module, is_bias=True)
             bias_full = bias_full[:n].to(torch.bfloat16).contiguous()
         y, saved = ops._fprop(layer, ops._matrix(x, torch.bfloat16), full,
-                              None if bias is None else bias_full, y_dtype, want_dw)
-        y = _hooked(communicator, "output_hook", y.view(*x.shape[:-1], n))
+                              None if bias is None else bias_full, y_dtype, want_dw, x.shape[:-1])
+        y = _hooked(communicator, "output_hook", y)
         ctx.save_for_backward(saved, weight)
         ctx.layer, ctx.state, ctx.communicator, ctx.module = layer, state, communicator, module
         ctx.main_grad, ctx.x_shape, ctx.x_dtype = main_grad, x.shape, x.dtype
@@ -184,7 +178,7 @@ class _WeightParallel(torch.autograd.Function):
             dbias, bias_handle = communicator.grad_hook(dbias.to(ctx.bias_dtype), async_op=True,
                                                         module=module, is_bias=True)
         if want_dx:
-            dx = ops._dgrad(layer, m, grad, full, dy.device).to(ctx.x_dtype).view(ctx.x_shape)
+            dx = ops._dgrad(layer, m, grad, full, ctx.x_shape[:-1]).to(ctx.x_dtype)
         _wait(handle)
         _wait(bias_handle)
         if want_dw and ctx.main_grad is not None:

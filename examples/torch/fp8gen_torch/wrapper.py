@@ -1,0 +1,289 @@
+"""FP8 without swapping modules: weights that turn F.linear on them into FP8, and FSDP2 that gathers FP8.
+
+    fp8_weights(model, match=..., min_features=...)   wraps the weights of any modules, in place
+    with Fp8Mode(min_features=...): ...               or: every F.linear and 2-D matmul inside
+
+`Fp8Weight` is a tensor subclass around the high-precision weight: all operators see that one, only
+F.linear goes to fp8_linear. It implements FSDP2's all-gather extension: the shard is quantised with
+the amax of the whole weight and FSDP2 gathers the FP8 bytes; the unsharded parameter is then a
+`GatheredWeight`. The amax takes one all-reduce a weight, or, after `precompute_scales(model)` behind
+the optimizer's step, one for the whole model.
+
+Not obvious: an in-place operator on the wrapper runs on the inner tensor below autograd, where torch
+does not count versions; it is counted here, so that the FP8 copies of a changed weight are remade.
+"""
+import copy
+import re
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from . import abi, operand
+from . import linear as ops
+from .layers import Recipe
+from .linear import State, fp8_linear, state_of
+
+_aten = torch.ops.aten
+# Operators after which the result is a weight again; what FSDP2 and modules do with parameters.
+_KEEP = {
+    _aten.detach.default, _aten.alias.default, _aten.clone.default, _aten.view.default,
+    _aten.as_strided.default, _aten.slice.Tensor, _aten.split.Tensor, _aten.empty_like.default,
+    _aten.new_zeros.default, _aten.new_empty.default, _aten._to_copy.default,
+    _aten._pin_memory.default,
+}
+
+
+class _Wrapper(torch.Tensor):
+    """What both subclasses share: F.linear is FP8, everything else is done by _plain."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is F.linear:
+            x, weight, bias = _linear_arguments(*args, **kwargs)
+            if isinstance(weight, _Wrapper) and not isinstance(x, _Wrapper):
+                return fp8_linear(x, weight, bias, weight.fp8_state)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @property
+    def fp8_state(self):
+        state = self.__dict__.get("_state")
+        if state is None:
+            state = self.__dict__["_state"] = State(self._recipe)
+        return state
+
+
+def _linear_arguments(input, weight, bias=None):
+    return input, weight, bias
+
+
+class Fp8Weight(_Wrapper):
+    """A high-precision weight, or FSDP2's shard of one, whose F.linear runs in FP8."""
+
+    @staticmethod
+    def __new__(cls, data, recipe=Recipe()):
+        self = torch.Tensor._make_wrapper_subclass(
+            cls, data.shape, strides=data.stride(), storage_offset=data.storage_offset(),
+            dtype=data.dtype, layout=data.layout, device=data.device,
+            requires_grad=data.requires_grad)
+        self._data, self._recipe = data, recipe
+        self._amax = None  # (identity of the shard, amax of the whole weight), by precompute_scales
+        return self
+
+    def __tensor_flatten__(self):
+        return ["_data"], self._recipe
+
+    @staticmethod
+    def __tensor_unflatten__(inner, recipe, outer_size, outer_stride):
+        return Fp8Weight(inner["_data"], recipe)
+
+    def __repr__(self):
+        return f"Fp8Weight({self._data!r})"
+
+    def __reduce_ex__(self, protocol):  # checkpoints hold plain tensors
+        return self._data.detach().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo):
+        twin = Fp8Weight(copy.deepcopy(self._data.detach(), memo), self._recipe)
+        if isinstance(self, nn.Parameter):
+            twin = nn.Parameter(twin, requires_grad=self.requires_grad)
+        memo[id(self)] = twin
+        return twin
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        first = [w for w in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(w, Fp8Weight)][0]
+        plain_args, plain_kwargs = tree_map_only(Fp8Weight, lambda w: w._data, (args, kwargs))
+        out = func(*plain_args, **plain_kwargs)
+        if func._schema.is_mutable:
+            written = [a for a, spec in zip(args, func._schema.arguments)
+                       if spec.alias_info is not None and spec.alias_info.is_write]
+            for weight in torch.utils._pytree.tree_leaves(written):
+                if isinstance(weight, Fp8Weight) and not weight._data.is_inference():
+                    torch.autograd.graph.increment_version(weight._data)
+            return args[0] if isinstance(args[0], Fp8Weight) else out
+        if func in _KEEP:
+            return tree_map_only(torch.Tensor, lambda t: Fp8Weight(t, first._recipe), out)
+        return out
+
+    def fp8_source(self):
+        """The tensor that is quantised."""
+        return self._data
+
+    # ---- FSDP2 ----
+
+    def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
+        amax = self._amax[1] if self._amax and self._amax[0] == _key(self._data) else None
+        if amax is None:
+            amax = operand.amax_of(self._data)
+            dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=mesh.get_group())
+        scale, inverse = operand.scales_of(amax, abi.E4M3, self._recipe.power_of_two)
+        rows = operand.quantize_rows(self._data, scale)
+        padded = -(-outer_size[0] // mesh.size())
+        if rows.shape[0] != padded:
+            rows = F.pad(rows, (0, 0, 0, padded - rows.shape[0]))
+        return (rows,), (operand.header(amax, scale, inverse), self._recipe, outer_size)
+
+    def fsdp_post_all_gather(self, outputs, metadata, param_dtype, *, out=None):
+        rows, = outputs
+        header, recipe, size = metadata
+        if out is None:
+            return GatheredWeight(rows, header, size, param_dtype, recipe), (rows,)
+        out = out._local_tensor if hasattr(out, "_local_tensor") else out
+        assert isinstance(out, GatheredWeight)
+        out._rows, out._header = rows, header
+
+
+def _key(tensor):
+    return ops.identity(tensor)
+
+
+class GatheredWeight(_Wrapper):
+    """A whole weight as gathered FP8 rows [>= N, K] and its scales; lives from gather to reshard."""
+
+    @staticmethod
+    def __new__(cls, rows, header, size, dtype, recipe):
+        self = torch.Tensor._make_wrapper_subclass(cls, size, dtype=dtype, device=rows.device)
+        self._rows, self._header, self._recipe = rows, header, recipe
+        return self
+
+    def __repr__(self):
+        return f"GatheredWeight({tuple(self.shape)}, {self.dtype})"
+
+    def __tensor_flatten__(self):
+        return ["_rows", "_header"], (self.shape, self.dtype, self._recipe)
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, outer_size, outer_stride):
+        return GatheredWeight(inner["_rows"], inner["_header"], *meta)
+
+    def fp8_operand(self, copies):
+        """The bytes of the operand, with the copies that a pass needs."""
+        n, k = self.shape
+        return operand.assemble(self._rows, self._header, n, k, copies)
+
+    def dequantize(self):
+        n, _ = self.shape
+        inverse = self._header.view(torch.float32)[4]
+        return (self._rows[:n].view(torch.float8_e4m3fn).float() * inverse).to(self.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        weight = args[0] if args and isinstance(args[0], GatheredWeight) else None
+        if weight is not None and (func in (_aten.detach.default, _aten.alias.default) or (
+                func is _aten.as_strided.default and tuple(args[1]) == tuple(weight.shape))):
+            return GatheredWeight(weight._rows, weight._header, weight.shape, weight.dtype,
+                                  weight._recipe)
+        args, kwargs = tree_map_only(GatheredWeight, lambda w: w.dequantize(), (args, kwargs))
+        return func(*args, **kwargs)
+
+
+# ---- for whole models -------------------------------------------------------------------------------
+
+
+def fp8_weights(model, match=r"(^|\.)weight$", min_features=1, recipe=Recipe()):
+    """Wraps the 2-D weights of `model` in place, in whatever modules hold them; returns their names.
+
+    match: a pattern searched in the parameter's full name, or a function (name, parameter) -> bool.
+    min_features: both dims of a weight must be at least this. Embeddings are left as they are, tied
+    weights stay tied. Works on the meta device, before or after nothing else has been done to them:
+    before FSDP2 (`fully_shard`), before the optimizer is made.
+    """
+    wanted = match if callable(match) else lambda name, _: re.search(match, name)
+    tables = {id(p) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))
+              for p in m.parameters(recurse=False)}
+    wrapped, names = {}, []
+    for prefix, module in model.named_modules():
+        for name, parameter in list(module._parameters.items()):
+            full = f"{prefix}.{name}" if prefix else name
+            if (parameter is None or parameter.dim() != 2 or isinstance(parameter, _Wrapper)
+                    or id(parameter) in tables or min(parameter.shape) < min_features
+                    or not wanted(full, parameter)):
+                continue
+            if id(parameter) not in wrapped:
+                wrapped[id(parameter)] = parameter, nn.Parameter(
+                    Fp8Weight(parameter.detach(), recipe), requires_grad=parameter.requires_grad)
+            module._parameters[name] = wrapped[id(parameter)][1]
+            names.append(full)
+    return names
+
+
+@torch.no_grad()
+def precompute_scales(model):
+    """The amaxes of all FSDP2 shards of FP8 weights in one all-reduce a mesh; after optimizer.step().
+
+    All ranks must call it. Without it every gather of a weight starts with an all-reduce of its own.
+    """
+    meshes = {}
+    for parameter in model.parameters():
+        local = getattr(parameter, "_local_tensor", None)
+        if isinstance(local, Fp8Weight):
+            meshes.setdefault(_shard_group(parameter.device_mesh), []).append(local)
+    for group, shards in meshes.items():
+        amaxes = torch.stack([operand.amax_of(shard._data) for shard in shards])
+        dist.all_reduce(amaxes, op=dist.ReduceOp.MAX, group=group)
+        for shard, amax in zip(shards, amaxes.unbind()):
+            shard._amax = _key(shard._data), amax
+
+
+def _shard_group(mesh):
+    return mesh.get_group(mesh.ndim - 1)  # of (replicate, shard) the second
+
+
+class Fp8Mode(TorchFunctionMode):
+    """Inside, F.linear and matmuls with a 2-D right-hand side run in FP8, where all dims allow it.
+
+    min_features: contraction and output features must be at least this; match: optional, a function
+    (x, weight) -> bool. Covers what a custom autograd function computes in its backward too, if
+    loss.backward() or torch.autograd.backward is called inside. Parameters keep their FP8 copies;
+    other right-hand sides do not.
+    """
+
+    def __init__(self, min_features=256, match=None, recipe=Recipe()):
+        super().__init__()
+        self.min_features, self.match = min_features, match
+        self.transient = State(recipe, keep=False)
+        self.count = 0  # products that went to FP8
+
+    def _takes(self, x, weight):
+        dtypes = (torch.bfloat16, torch.float32, torch.float16)
+        return (isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor)
+                and weight.dim() == 2 and x.dim() >= 1 and x.shape[-1] == weight.shape[1]
+                and x.dtype in dtypes and weight.dtype in dtypes and x.device == weight.device
+                and min(weight.shape) >= self.min_features
+                and (self.match is None or self.match(x, weight)))
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is F.linear:
+            x, weight, bias = _linear_arguments(*args, **kwargs)
+        elif func in _MATMULS and len(args) == 2 and not kwargs and isinstance(args[1], torch.Tensor):
+            x, weight, bias = args[0], args[1].t() if args[1].dim() == 2 else args[1], None
+        elif func is torch.Tensor.backward:  # torch takes a mode off the stack while it is asked
+            with self:
+                return torch.autograd.backward(*_backward_arguments(*args, **kwargs))
+        else:
+            return func(*args, **kwargs)
+        if not self._takes(x, weight):
+            return func(*args, **kwargs)
+        self.count += 1
+        kept = isinstance(weight, nn.Parameter) and weight.is_leaf
+        if isinstance(weight, _Wrapper):
+            state = weight.fp8_state
+        else:
+            state = state_of(weight) if kept else self.transient
+        return fp8_linear(x, weight, bias, state)
+
+
+def _backward_arguments(tensor, gradient=None, retain_graph=None, create_graph=False, inputs=None):
+    return tensor, gradient, retain_graph, create_graph, None, inputs
+
+
+_MATMULS = {torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__}
