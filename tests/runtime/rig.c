@@ -35,7 +35,10 @@ int rig_main(const char *name, const struct CMUnitTest *tests, size_t count)
 {
     const char *device = getenv("FP8_TEST_DEVICE");
     fp8_context_options options = FP8_CONTEXT_OPTIONS_INIT;
-    rig.cuda = device != NULL && strcmp(device, "cuda") == 0;
+    rig.cuda = device != NULL && strncmp(device, "cuda", 4) == 0;
+    rig.gemm = getenv("FP8_TEST_GEMM");
+    if (rig.gemm == NULL && rig.cuda && device[4] == '+')
+        rig.gemm = device + 5;
     options.device = rig.cuda ? 0 : FP8_DEVICE_HOST;
     fp8_status status = fp8_context_create(&options, &rig.context);
     if (status != FP8_OK) {
@@ -48,7 +51,7 @@ int rig_main(const char *name, const struct CMUnitTest *tests, size_t count)
     rig.info.size = sizeof rig.info;
     RIG_OK(fp8_context_info(rig.context, &rig.info));
     RIG_OK(fp8_stream_create(rig.context, &rig.stream));
-    printf("device: %s\n", rig.info.name);
+    printf("device: %s, products by %s\n", rig.info.name, rig.gemm ? rig.gemm : "choice");
     int failed = _cmocka_run_group_tests(name, tests, count, NULL, NULL);
     rig_release_kept();
     fp8_stream_destroy(rig.context, rig.stream);
@@ -302,17 +305,28 @@ void rig_set_bits(struct rig_tensor *tensor, int64_t i, int64_t j, uint32_t bits
         ((uint16_t *)tensor->block.image)[at] = (uint16_t)bits;
 }
 
+float rig_value(fp8_dtype dtype, uint32_t bits)
+{
+    if (dtype == FP8_DTYPE_BF16)
+        return fp8_bf16_to_float((uint16_t)bits);
+    return dtype == FP8_DTYPE_FP16 ? fp8_fp16_to_float((uint16_t)bits) : fp8_float_of_bits(bits);
+}
+
+uint32_t rig_rounded(fp8_dtype dtype, float value)
+{
+    if (dtype == FP8_DTYPE_BF16)
+        return fp8_float_to_bf16(value);
+    return dtype == FP8_DTYPE_FP16 ? fp8_float_to_fp16(value) : fp8_bits_of_float(value);
+}
+
 float rig_get(const struct rig_tensor *tensor, int64_t i, int64_t j)
 {
-    uint32_t bits = rig_bits(tensor, i, j);
-    return fp8_float_of_bits(tensor->t.dtype == FP8_DTYPE_BF16 ? bits << 16 : bits);
+    return rig_value(tensor->t.dtype, rig_bits(tensor, i, j));
 }
 
 void rig_set(struct rig_tensor *tensor, int64_t i, int64_t j, float value)
 {
-    rig_set_bits(tensor, i, j,
-                 tensor->t.dtype == FP8_DTYPE_BF16 ? fp8_float_to_bf16(value)
-                                                   : fp8_bits_of_float(value));
+    rig_set_bits(tensor, i, j, rig_rounded(tensor->t.dtype, value));
 }
 
 void rig_operand_make(struct rig_operand *operand, size_t bytes, uint8_t poison)
@@ -353,7 +367,9 @@ void rig_bundle_open(const char *spec_text, char path[256], fp8_bundle **bundle)
     options.archs = arch;
     options.output_dir = path;
     assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
-    fp8gen_status status = fp8gen_load_text(gen, "test.lua", spec_text, strlen(spec_text));
+    fp8gen_status status = rig.gemm != NULL ? fp8gen_override(gen, "gemm", rig.gemm) : FP8GEN_OK;
+    if (status == FP8GEN_OK)
+        status = fp8gen_load_text(gen, "test.lua", spec_text, strlen(spec_text));
     if (status == FP8GEN_OK)
         status = fp8gen_build(gen, &options);
     if (status != FP8GEN_OK)

@@ -4,7 +4,8 @@
  *
  * The same test runs on the host context and on a GPU; FP8_TEST_DEVICE ("host", "cuda") chooses.
  * Without a GPU a cuda run is skipped (exit code 77) with the reason, unless FP8_TEST_REQUIRE holds
- * "gpu".
+ * "gpu". FP8_TEST_GEMM, or a device "cuda+<word>", forces what computes the products of all bundles:
+ * "generated", "cublaslt" or the name of a configuration.
  *
  * All memory that the library sees lies in blocks: exact size, 4 KiB of guard bytes on both sides,
  * filled with a poison byte that spells NaN in every dtype (0xFF) or a large value (0x7E). A block
@@ -35,6 +36,7 @@
 
 struct rig {
     bool cuda;
+    const char *gemm; /* what computes products, as fp8gen_override takes it; NULL: the plan's */
     fp8_context *context;
     fp8_stream stream;
     fp8_device_info info;
@@ -117,6 +119,9 @@ void rig_tensor_pull(struct rig_tensor *tensor);
 /* Pulls and checks that every byte is as it was pushed or pulled last. */
 void rig_tensor_unchanged(struct rig_tensor *tensor);
 void rig_tensor_free(struct rig_tensor *tensor);
+/* Bits of an element of a dtype as its value, and back with one rounding. */
+float rig_value(fp8_dtype dtype, uint32_t bits);
+uint32_t rig_rounded(fp8_dtype dtype, float value);
 float rig_get(const struct rig_tensor *tensor, int64_t i, int64_t j);
 void rig_set(struct rig_tensor *tensor, int64_t i, int64_t j,
              float value); /* rounded to the dtype */

@@ -202,7 +202,7 @@ static float element_of(const struct rig_product *p, const unsigned char *image,
     }
     uint16_t half;
     memcpy(&half, image + at * sizeof half, sizeof half);
-    return fp8_bf16_to_float(half);
+    return rig_value(p->out->t.dtype, half);
 }
 
 /* A bad element makes exactly the outputs bad that depend on it. */
@@ -230,8 +230,15 @@ static void judge(struct judgement *judgement, int64_t i, int64_t j)
         judge_bad(p, i, j, want, got);
         return;
     }
-    bool fp32 = p->out->t.dtype == FP8_DTYPE_FP32;
-    double rounding = fabs(want) * (fp32 ? 0x1p-23 : 0x1p-8);
+    bool fp32 = p->out->t.dtype == FP8_DTYPE_FP32, fp16 = p->out->t.dtype == FP8_DTYPE_FP16;
+    double rounding = fabs(want) * (fp32 ? 0x1p-23 : fp16 ? 0x1p-11 : 0x1p-8);
+    if (fp16)
+        rounding += 0x1p-25;
+    if (fp16 && fabs(want) > 65000) { /* near the largest, which is 65504, or beyond */
+        if (!(fabs(got) >= 64000 && (got > 0) == (want > 0)))
+            judge_bad(p, i, j, want, got);
+        return;
+    }
     if (rig.cuda) {
         /* cuBLASLt may flush results, and all of them where the two factors' product is
          * subnormal */
@@ -250,7 +257,8 @@ static void judge(struct judgement *judgement, int64_t i, int64_t j)
                  (long long)p->out->t.cols, (long long)judgement->depth, got, want, bound);
     /* in units of the factors, whose squares would vanish */
     judgement->count++;
-    error = error < rounding && fabs(want) < 2 * FLT_MIN ? 0 : error / factor;
+    double tiny = fp16 ? 0x1p-14 : 2 * FLT_MIN; /* where the steps between results are one size */
+    error = error < rounding && fabs(want) < tiny ? 0 : error / factor;
     if (rig.cuda && factor < FLT_MIN)
         error = 0;
     judgement->error += error * error;

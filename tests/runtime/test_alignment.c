@@ -6,7 +6,7 @@
 
 static struct rig_layers layers;
 
-enum { BF16, FP32, LAYERS };
+enum { BF16, FP32, FP16, LAYERS };
 
 static const int moved[] = { RIG_X, RIG_W, RIG_BIAS, RIG_Y, RIG_DY, RIG_DX, RIG_DW, RIG_DBIAS };
 enum { MOVED = sizeof moved / sizeof moved[0] };
@@ -25,6 +25,12 @@ static int open_layers(void **state)
                    .weight = FP8_DTYPE_FP32,
                    .output = FP8_DTYPE_FP32,
                    .grad_input = FP8_DTYPE_FP32 },
+        [FP16] = { .out_features = 272,
+                   .in_features = 144,
+                   .bias = true,
+                   .output = FP8_DTYPE_FP16,
+                   .grad_input = FP8_DTYPE_FP16,
+                   .grad_weight = FP8_DTYPE_FP16 },
     };
     rig_layers_open(&layers, specs, LAYERS);
     return 0;

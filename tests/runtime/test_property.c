@@ -23,6 +23,11 @@ static fp8_dtype random_dtype(void)
     return rig_below(&seed, 2) ? FP8_DTYPE_BF16 : FP8_DTYPE_FP32;
 }
 
+static fp8_dtype random_output(void)
+{
+    return rig_below(&seed, 3) ? random_dtype() : FP8_DTYPE_FP16;
+}
+
 static struct rig_spec random_spec(void)
 {
     struct rig_spec spec = {
@@ -31,9 +36,9 @@ static struct rig_spec random_spec(void)
         .max_tokens = rig.cuda ? 1000 : 300,
         .bias = rig_below(&seed, 2),
         .weight = random_dtype(),
-        .output = random_dtype(),
-        .grad_input = random_dtype(),
-        .grad_weight = random_dtype(),
+        .output = random_output(),
+        .grad_input = random_output(),
+        .grad_weight = random_output(),
         .e4m3 = rig_below(&seed, 2),
         .power_of_two = rig_below(&seed, 2),
         .fprop_split = rig_below(&seed, 2),

@@ -33,6 +33,20 @@ static void odd_shapes_in_exact_buffers(void **state)
             .in_features = 257,
             .weight = FP8_DTYPE_FP32,
             .fprop_split = true } },
+        { 100,
+          { .out_features = 200,
+            .in_features = 321,
+            .output = FP8_DTYPE_FP16,
+            .grad_input = FP8_DTYPE_FP16,
+            .grad_weight = FP8_DTYPE_FP16,
+            .bias = true } },
+        { 130,
+          { .out_features = 99,
+            .in_features = 136,
+            .output = FP8_DTYPE_FP16,
+            .grad_input = FP8_DTYPE_FP16,
+            .e4m3 = true,
+            .fprop_split = true } },
     };
     enum { COUNT = sizeof rows / sizeof rows[0] };
     struct rig_spec specs[COUNT];
