@@ -28,6 +28,7 @@ struct gemm_candidate {
     bool split;         /* accumulation */
     json_t *config;     /* of the configuration; NULL for plan */
     fp8_bundle *bundle; /* NULL: not built */
+    json_t *manifest;   /* of the bundle */
     char *trouble;      /* why not, */
     int code;           /* and the exit code of it */
 };
@@ -49,6 +50,9 @@ int gemm_set_build(struct gemm_set *set);
 void gemm_set_close(struct gemm_set *set);
 /* A layer of every candidate of that accumulation, in order; NULL where there is none. */
 int gemm_set_layers(const struct gemm_set *set, int layer, bool split, fp8_layer **layers);
+/* The generated kernel that a candidate's bundle gives a GEMM of m tokens; NULL: it is cuBLASLt's. */
+const char *gemm_set_kernel(const struct gemm_candidate *candidate, const char *layer,
+                            fp8_pass pass, int64_t m, bool accumulate);
 void gemm_set_free_layers(const struct gemm_set *set, fp8_layer **layers);
 
 /* ---- gemm_data.c: tensors -------------------------------------------------------------------------------- */

@@ -75,14 +75,14 @@ int gemm_contest_add_set(struct gemm_contest *contest, enum gemm_group group,
             fp8_layer_dispatch(layers[i], problem->pass, problem->data->m, &dispatch);
         if (status)
             return cli_fp8_failed(status, "asking which kernel runs");
-        /* not every configuration serves every output; the host runs none of them */
-        if (strcmp(dispatch.backend, "generated") != 0 && strcmp(dispatch.backend, "host") != 0)
+        const char *kernel = gemm_set_kernel(&set->items[i], problem->data->layer->name,
+                                             problem->pass, problem->data->m, problem->accumulate);
+        /* not every configuration serves every output */
+        if (!kernel || strcmp(dispatch.backend, "cublaslt") == 0)
             continue;
         int code = gemm_data_reserve(problem->data, layers[i]);
         if (code)
             return code;
-        bool generated = strcmp(dispatch.backend, "generated") == 0;
-        const char *kernel = generated && dispatch.kernel ? dispatch.kernel : set->items[i].name;
         struct gemm_contender *c = find_kernel(contest, group, kernel);
         if (!c) {
             if (!(c = add(contest)))

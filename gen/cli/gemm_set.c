@@ -227,8 +227,10 @@ static int open_one(struct gemm_set *set, const char *folder, int index)
             item->trouble = NULL;
     }
     free(path);
-    if (item->bundle)
-        return CLI_DONE;
+    if (item->bundle) {
+        item->manifest = json_loads(fp8_bundle_manifest(item->bundle), 0, NULL);
+        return item->manifest ? CLI_DONE : no_memory();
+    }
     const char *trouble = item->trouble ? item->trouble : "unknown\n";
     if (item->plan) {
         cli_error("the plan's own GEMMs cannot be built:");
@@ -285,6 +287,7 @@ void gemm_set_close(struct gemm_set *set)
     for (int i = 0; i < set->count; i++) {
         fp8_bundle_close(set->items[i].bundle);
         json_decref(set->items[i].config);
+        json_decref(set->items[i].manifest);
         free(set->items[i].trouble);
     }
     free(set->items);
@@ -315,6 +318,34 @@ int gemm_set_layers(const struct gemm_set *set, int layer, bool split, fp8_layer
               "accumulation",
               set->layers[layer].n, set->layers[layer].k, split ? "split" : "fast");
     return CLI_BUG;
+}
+
+static const json_t *named(const json_t *array, const char *key, const char *name)
+{
+    for (size_t i = 0; i < json_array_size(array); i++) {
+        const json_t *item = json_array_get(array, i);
+        const char *text = json_string_value(json_object_get(item, key));
+        if (text && strcmp(text, name) == 0)
+            return item;
+    }
+    return NULL;
+}
+
+const char *gemm_set_kernel(const struct gemm_candidate *candidate, const char *layer,
+                            fp8_pass pass, int64_t m, bool accumulate)
+{
+    const json_t *record = named(json_object_get(candidate->manifest, "layers"), "name", layer);
+    const json_t *steps = json_object_get(json_object_get(record, "passes"), fp8_pass_name(pass));
+    const json_t *ranges = json_object_get(named(steps, "op", "gemm"), "dispatch");
+    for (size_t i = 0; i < json_array_size(ranges); i++) {
+        const json_t *range = json_array_get(ranges, i);
+        const json_t *choice = json_array_get(json_object_get(range, "choices"), 0);
+        if (m > json_integer_value(json_object_get(range, "max_tokens")))
+            continue;
+        return json_string_value(
+            json_object_get(choice, accumulate ? "accumulate_kernel" : "kernel"));
+    }
+    return NULL;
 }
 
 void gemm_set_free_layers(const struct gemm_set *set, fp8_layer **layers)

@@ -59,6 +59,8 @@ expect_code 0
 expect_err_has "tensor_split"
 rows_are 'header["source_hash"] == "abc" and [(row["case"], row["pass"]) for row in rows] == [("tensor_fast", "fprop"), ("tensor_fast", "dgrad"), ("tensor_split", "fprop"), ("tensor_split", "dgrad"), ("wgrad_split", "wgrad"), ("wgrad_fast", "wgrad")]'
 rows_are 'all(row["bench"] == "gemm" and row["unit"] == "TFLOP/s" and row["ratio"] for row in rows)'
+rows_are 'all(row["kernel"].startswith("gemm_" + ("e4m3" if row["pass"] == "fprop" else "e5m2") + "_e4m3_") for row in rows)'
+rows_are 'all("_fp32_add_" in row["kernel"] for row in rows[4:])'
 rows_are '[row["accumulate"] for row in rows] == [False] * 4 + [True] * 2'
 rows_are 'all("best of 1 algorithms" in row["baseline_name"] for row in rows)' # the idle one is found wrong
 rows_are 'all(0 < row["error"] < (1e-2 if "bf16" in row["formats"] else 1e-3) for row in rows)'
