@@ -2,8 +2,8 @@
 # test.sh cpu|gpu [NAME...] - builds and runs the tests and ends with the line
 #   N passed, N failed, N skipped
 #
-# cpu runs every test but those labelled gpu, several at a time. gpu runs those, one after the other,
-# and writes tests/gpu/receipt.txt. NAMEs (shell patterns) choose among them. Needs only bash and
+# cpu runs every test but those labelled gpu, several at a time. gpu runs those, four at a time (they
+# spend most of their time in CPU references), and writes tests/gpu/receipt.txt. NAMEs (shell patterns) choose among them. Needs only bash and
 # coreutils once the tests are built, so that a build folder can be carried to a machine without
 # compilers: FP8GEN_NO_BUILD=1 BUILD=folder tools/test.sh gpu.
 #
@@ -77,7 +77,7 @@ wanted() { # name: does it match one of the patterns?
 }
 patterns=("$@")
 jobs=$(nproc 2>/dev/null || echo 2)
-[ "$suite" = gpu ] && jobs=1
+[ "$suite" = gpu ] && [ "$jobs" -gt 4 ] && jobs=4
 while read -r name label device kind path; do
     [ "$suite" = gpu ] && [ "$label" != gpu ] && continue
     [ "$suite" = cpu ] && [ "$label" = gpu ] && continue
