@@ -248,16 +248,15 @@ static void take_file(void *user, const char *file, void *data, size_t size)
     }
 }
 
-static bool load(const struct gen_store *store, const struct gen_entry *entry, struct gen_job *job)
+static bool load(const struct gen_store *store, const struct gen_entry *entry, struct gen_job *job,
+                 bool *damaged)
 {
     enum gen_found found = gen_entry_find(store, entry, take_file, job);
     if (found == GEN_FOUND && job->cubin != NULL && job->log != NULL)
         return true;
     gen_job_free(job);
     job->cubin_bytes = 0;
-    if (found == GEN_DAMAGED)
-        gen_log(&store->log, GEN_LOG_INFO, "the cached kernel %s.%s is damaged: it is rebuilt",
-                entry->stem, entry->hash);
+    *damaged = found != GEN_MISSING;
     return find_kept(entry, job);
 }
 
@@ -319,11 +318,16 @@ static void compile(const struct gen_store *store, const struct gen_nvrtc *nvrtc
 static void make(const struct gen_store *store, const struct gen_nvrtc *nvrtc,
                  const struct gen_entry *entry, struct gen_job *job)
 {
-    bool entered = gen_flight_enter(entry->hash);
-    if (!load(store, entry, job)) {
+    bool entered = gen_flight_enter(entry->hash), damaged = false;
+    if (!load(store, entry, job, &damaged)) {
         int lock = gen_store_lock(store, entry);
-        if (lock < 0 || !load(store, entry, job))
+        if (lock < 0 || !load(store, entry, job, &damaged)) {
+            if (damaged)
+                gen_log(&store->log, GEN_LOG_INFO,
+                        "the cached kernel %s.%s is damaged: it is rebuilt", entry->stem,
+                        entry->hash);
             compile(store, nvrtc, entry, job);
+        }
         gen_store_unlock(store, entry, lock);
     }
     if (entered)
@@ -334,10 +338,11 @@ void gen_cached_compile(const struct gen_store *store, const struct gen_nvrtc *n
                         struct gen_job *job)
 {
     struct buf key = { 0 };
+    bool damaged;
     if (make_key(nvrtc, job, &key)) {
         struct gen_entry entry = { GEN_KERNELS, job->kernel->name, "", key.data, key.size };
         gen_hash(key.data, key.size, entry.hash);
-        if (!load(store, &entry, job))
+        if (!load(store, &entry, job, &damaged))
             make(store, nvrtc, &entry, job);
     } else {
         gen_compile(nvrtc, job);

@@ -324,19 +324,17 @@ static fp8gen_status build_private(const struct request *request, const struct g
 
 /* ---- one bundle ----------------------------------------------------------------------------------------------- */
 
-static bool find(const struct request *request, const struct gen_entry *entry, struct buf *path)
+static enum gen_found find(const struct request *request, const struct gen_entry *entry,
+                           struct buf *path)
 {
     enum gen_found found = gen_entry_find(&request->store, entry, NULL, NULL);
-    if (found == GEN_DAMAGED)
-        gen_log(&request->store.log, GEN_LOG_INFO, "the cached bundle %s is damaged: it is rebuilt",
-                entry->hash);
     if (found != GEN_FOUND)
-        return find_private(entry->hash, path);
+        return find_private(entry->hash, path) ? GEN_FOUND : found;
     char *folder = gen_entry_path(&request->store, entry, FOLDER);
     buf_puts(path, folder != NULL ? folder : "");
     path->failed = path->failed || folder == NULL;
     gen_free(folder);
-    return true;
+    return GEN_FOUND;
 }
 
 /* In the cache. *error as of build_cached; path stays empty if the bundle is not there afterwards. */
@@ -346,9 +344,13 @@ static fp8gen_status make_cached(const struct request *request, const struct gen
     int lock = gen_store_lock(&request->store, entry);
     fp8gen_status status = FP8GEN_OK;
     *error = 0;
-    if (!find(request, entry, path)) {
+    enum gen_found found = find(request, entry, path);
+    if (found != GEN_FOUND) {
+        if (found == GEN_DAMAGED)
+            gen_log(&request->store.log, GEN_LOG_INFO,
+                    "the cached bundle %s is damaged: it is rebuilt", entry->hash);
         status = build_cached(request, entry, error);
-        if (status == FP8GEN_OK && *error == 0 && !find(request, entry, path))
+        if (status == FP8GEN_OK && *error == 0 && find(request, entry, path) != GEN_FOUND)
             *error = EIO;
     }
     gen_store_unlock(&request->store, entry, lock);
@@ -378,9 +380,9 @@ static fp8gen_status get(const struct request *request, struct buf *path)
     if (status == FP8GEN_OK) {
         struct gen_entry entry = { GEN_BUNDLES, STEM, "", key.data, key.size };
         gen_hash(key.data, key.size, entry.hash);
-        if (!find(request, &entry, path)) {
+        if (find(request, &entry, path) != GEN_FOUND) {
             bool entered = gen_flight_enter(entry.hash);
-            if (!find(request, &entry, path))
+            if (find(request, &entry, path) != GEN_FOUND)
                 status = make(request, &entry, path);
             if (entered)
                 gen_flight_leave(entry.hash);

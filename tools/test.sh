@@ -17,7 +17,7 @@ shift
 export BUILD=${BUILD:-build}
 tools/build.sh all || exit $?
 build=$(cd "$BUILD" && pwd) || exit 3
-export FP8GEN=$build/bin/fp8gen FP8_TEST_BUILD=$build
+export FP8GEN=$build/bin/fp8gen FP8_TEST_BUILD=$build FP8GEN_CACHE_DIR=$build/cache
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 logs=$build/tests/logs-$suite
 rm -rf "$logs"

@@ -1,0 +1,603 @@
+/*
+ * test_cache.c - one process and its cache: hits, damage, what a change rebuilds, folders that cannot be
+ * used, trimming.
+ */
+#include "tests/cache/rig.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "gen/store.h"
+
+static int begin(void **state)
+{
+    (void)state;
+    rig_begin();
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    rig_end();
+    return 0;
+}
+
+static void jit(const fp8gen_jit_options *options, int number, char path[RIG_PATH])
+{
+    if (rig_jit(options, number, path) != FP8GEN_OK)
+        fail_msg("%s", fp8gen_jit_error());
+    assert_true(rig_opens(path));
+}
+
+/* ---- hits -------------------------------------------------------------------------------------------- */
+
+static void what_is_there_is_not_made_again(void **state)
+{
+    (void)state;
+    char first[RIG_PATH], second[RIG_PATH], other[RIG_PATH];
+    int damaged;
+    jit(NULL, 1, first);
+    int compiled = rig_compiled("start");
+    assert_true(compiled >= 9);
+    jit(NULL, 1, second);
+    assert_string_equal(first, second);
+    assert_int_equal(rig_compiled("start"), compiled);
+    jit(NULL, 2, other); /* the kernels are those of the first */
+    assert_string_not_equal(first, other);
+    assert_int_equal(rig_compiled("start"), compiled);
+    assert_int_equal(rig_entries(&damaged), compiled + 2);
+    assert_int_equal(damaged, 0);
+}
+
+static void folders_are_private(void **state)
+{
+    (void)state;
+    char path[RIG_PATH];
+    struct stat info;
+    jit(NULL, 1, path);
+    const char *entry = rig_entry("kernels", "amax_bf16.");
+    assert_int_equal(stat(entry, &info), 0);
+    assert_int_equal(info.st_mode & 07777, 0700);
+    assert_int_equal(stat(getenv("FP8GEN_CACHE_DIR"), &info), 0);
+    assert_int_equal(info.st_mode & 07777, 0700);
+}
+
+static void a_build_uses_it_or_not(void **state)
+{
+    (void)state;
+    char command[4 * RIG_PATH], path[RIG_PATH];
+    jit(NULL, 1, path);
+    int compiled = rig_compiled("start");
+    FILE *file = fopen(rig_path("spec.lua"), "w");
+    fputs(rig_spec(1), file);
+    fclose(file);
+    snprintf(command, sizeof(command), "\"$FP8GEN\" build %s -o %s", rig_path("spec.lua"),
+             rig_path("warm"));
+    assert_int_equal(system(command), 0);
+    assert_int_equal(rig_compiled("start"), compiled);
+    snprintf(command, sizeof(command), "\"$FP8GEN\" build --no-cache %s -o %s",
+             rig_path("spec.lua"), rig_path("cold"));
+    assert_int_equal(system(command), 0);
+    assert_int_equal(rig_compiled("start"), 2 * compiled);
+    snprintf(command, sizeof(command), "diff -r %s %s && diff -r %s %s", rig_path("warm"),
+             rig_path("cold"), rig_path("warm"), path);
+    assert_int_equal(system(command), 0);
+}
+
+/* ---- damage ------------------------------------------------------------------------------------------ */
+
+static void cut(const char *path, off_t size)
+{
+    if (truncate(path, size) != 0)
+        fail_msg("cannot cut %s", path);
+}
+
+static void forget_bundles(void)
+{
+    char bundles[RIG_PATH];
+    snprintf(bundles, sizeof(bundles), "%s/bundles", getenv("FP8GEN_CACHE_DIR"));
+    rig_remove(bundles);
+}
+
+/* Damages a file of one kernel's entry; the next build makes that kernel anew, and no other. */
+static void damage_kernel(const char *file, off_t size)
+{
+    char path[RIG_PATH], damaged_file[3 * RIG_PATH];
+    int damaged;
+    jit(&rig_logging, 1, path);
+    int compiled = rig_compiled("start");
+    forget_bundles();
+    snprintf(damaged_file, sizeof(damaged_file), "%s/%s", rig_entry("kernels", "amax_bf16."), file);
+    if (size < 0)
+        assert_int_equal(unlink(damaged_file), 0);
+    else
+        cut(damaged_file, size);
+    rig_entries(&damaged);
+    assert_int_equal(damaged, 1);
+    jit(&rig_logging, 1, path);
+    assert_int_equal(rig_compiled("start"), compiled + 1);
+    assert_int_equal(rig_logged("damaged"), rig_compiled("start amax.cu") - 1);
+    rig_entries(&damaged);
+    assert_int_equal(damaged, 0);
+}
+
+static void a_damaged_kernel_is_made_again(void **state)
+{
+    (void)state;
+    damage_kernel("kernel.cubin", 0);
+    damage_kernel("kernel.cubin", 1500);
+    damage_kernel("kernel.cubin", -1);
+    damage_kernel("log.txt", 3);
+    damage_kernel("sums", 0);
+    damage_kernel("sums", 60);
+    damage_kernel("sums", -1);
+    damage_kernel("source.cu", 100);
+}
+
+static void a_flipped_byte_is_found(void **state)
+{
+    (void)state;
+    char path[RIG_PATH], file[3 * RIG_PATH], byte;
+    int damaged;
+    jit(NULL, 1, path);
+    snprintf(file, sizeof(file), "%s/kernel.cubin", rig_entry("kernels", "quantize_bf16_e4m3."));
+    int fd = open(file, O_RDWR);
+    assert_int_equal(pread(fd, &byte, 1, 777), 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, 777), 1);
+    close(fd);
+    rig_entries(&damaged);
+    assert_int_equal(damaged, 1);
+    forget_bundles();
+    jit(NULL, 1, path);
+    rig_entries(&damaged);
+    assert_int_equal(damaged, 0);
+}
+
+static void a_damaged_bundle_is_put_together_again(void **state)
+{
+    (void)state;
+    char path[RIG_PATH], again[RIG_PATH], file[2 * RIG_PATH];
+    static const char *const files[] = { "kernels/amax_bf16.sm_90a.cubin", "manifest.json",
+                                         "../key.txt", "../sums" };
+    for (size_t i = 0; i < 2 * sizeof(files) / sizeof(files[0]); i++) {
+        jit(&rig_logging, 1, path);
+        int compiled = rig_compiled("start");
+        snprintf(file, sizeof(file), "%s/%s", path, files[i / 2]);
+        cut(file, i % 2 ? 40 : 0);
+        jit(&rig_logging, 1, again);
+        assert_string_equal(path, again);
+        assert_int_equal(rig_compiled("start"), compiled);
+        assert_int_equal(rig_logged("bundle"), (int)i + 1);
+    }
+}
+
+static void an_entry_of_another_key_is_no_hit(void **state)
+{
+    (void)state;
+    struct gen_store store;
+    struct gen_writer writer;
+    struct gen_entry a = { GEN_KERNELS, "k", "", "key of a", 8 }, b = a;
+    memset(a.hash, '0', 32);
+    b = a;
+    b.key = "key of b";
+    gen_store_open(&store, NULL, (struct gen_log){ NULL, NULL });
+    assert_int_equal(gen_entry_find(&store, &a, NULL, NULL), GEN_MISSING);
+    assert_int_equal(gen_writer_begin(&writer, &store, &a), 0);
+    assert_int_equal(gen_writer_put(&writer, "kernel.cubin", "x", 1), 0);
+    assert_int_equal(gen_writer_commit(&writer), 0);
+    gen_writer_abandon(&writer);
+    assert_int_equal(gen_entry_find(&store, &a, NULL, NULL), GEN_FOUND);
+    assert_int_equal(gen_entry_find(&store, &b, NULL, NULL), GEN_DAMAGED);
+    for (int i = 0; i < 2; i++) { /* the second finds the first's and drops its own */
+        assert_int_equal(gen_writer_begin(&writer, &store, &b), 0);
+        assert_int_equal(gen_writer_commit(&writer), 0);
+        gen_writer_abandon(&writer);
+    }
+    assert_int_equal(gen_entry_find(&store, &b, NULL, NULL), GEN_FOUND);
+    assert_int_equal(gen_entry_find(&store, &a, NULL, NULL), GEN_DAMAGED);
+    gen_store_close(&store);
+}
+
+/* ---- what a change rebuilds ------------------------------------------------------------------------------ */
+
+static void exactly_what_changed_is_rebuilt(void **state)
+{
+    (void)state;
+    char path[RIG_PATH], other[RIG_PATH], templates[RIG_PATH], moved[RIG_PATH], file[2 * RIG_PATH];
+    fp8gen_jit_options options = FP8GEN_JIT_OPTIONS_INIT;
+    snprintf(templates, sizeof(templates), "%s", rig_path("templates"));
+    snprintf(moved, sizeof(moved), "%s", rig_path("moved"));
+    rig_templates(templates);
+    options.template_dir = templates;
+    jit(NULL, 1, path);
+    int all = rig_compiled("start");
+    jit(&options, 1, other); /* the same texts from a folder */
+    assert_int_equal(rig_compiled("start"), all);
+    assert_int_equal(rename(templates, moved), 0);
+    options.template_dir = moved;
+    jit(&options, 1, path); /* ... installed elsewhere */
+    assert_string_equal(path, other);
+    assert_int_equal(rig_compiled("start"), all);
+
+    snprintf(file, sizeof(file), "%s/amax.cu", moved);
+    rig_edit(file, "\n\n", "\n\n\n"); /* one template */
+    jit(&options, 1, other);
+    assert_string_not_equal(path, other);
+    assert_int_equal(rig_compiled("start"), all + 1);
+    assert_int_equal(rig_compiled("start amax.cu"), 2);
+
+    snprintf(file, sizeof(file), "%s/types.cuh", moved);
+    rig_edit(file, "\n\n", "\n\n\n"); /* a header that every template includes */
+    jit(&options, 1, other);
+    assert_int_equal(rig_compiled("start amax.cu"), 3);
+    assert_int_equal(rig_compiled("start quantize.cu"), 4);
+}
+
+static void another_arch_has_its_own(void **state)
+{
+    (void)state;
+    char path[RIG_PATH], other[RIG_PATH], command[4 * RIG_PATH];
+    fp8gen_jit_options options = FP8GEN_JIT_OPTIONS_INIT;
+    jit(NULL, 1, path);
+    options.archs = "sm_90";
+    jit(&options, 1, other);
+    assert_true(rig_compiled(" sm_90\n") > 8);
+    snprintf(command, sizeof(command),
+             "! cmp -s %s/kernels/amax_bf16.sm_90a.cubin %s/kernels/amax_bf16.sm_90.cubin && "
+             "! ls %s/kernels | grep sm_90a",
+             path, other, other);
+    assert_int_equal(system(command), 0);
+    int compiled = rig_compiled("start");
+    options.archs = "sm_90,sm_90a";
+    jit(&options, 1, other); /* both are there */
+    assert_int_equal(rig_compiled("start"), compiled);
+}
+
+static void another_nvrtc_has_its_own(void **state)
+{
+    (void)state;
+    char command[4 * RIG_PATH];
+    FILE *file = fopen(rig_path("spec.lua"), "w");
+    fputs(rig_spec(1), file);
+    fclose(file);
+    for (int i = 0; i < 4; i++) {
+        setenv("FAKE_NVRTC_MINOR", i % 2 ? "9" : "8", 1);
+        snprintf(command, sizeof(command),
+                 "\"$FP8GEN\" build %s -o %s && grep -q '13.%d' %s/manifest.json",
+                 rig_path("spec.lua"), rig_path("out"), i % 2 ? 9 : 8, rig_path("out"));
+        assert_int_equal(system(command), 0);
+        assert_int_equal(rig_compiled("start amax.cu"), i < 2 ? i + 1 : 2);
+    }
+}
+
+static void what_does_not_compile_is_kept_to_be_looked_at(void **state)
+{
+    (void)state;
+    char path[RIG_PATH], templates[RIG_PATH], file[2 * RIG_PATH];
+    fp8gen_jit_options options = FP8GEN_JIT_OPTIONS_INIT;
+    snprintf(templates, sizeof(templates), "%s", rig_path("templates"));
+    rig_templates(templates);
+    options.template_dir = templates;
+    snprintf(file, sizeof(file), "%s/amax.cu", templates);
+    rig_edit(file, "\n\n", "\n#error injected\n");
+    for (int i = 1; i <= 2; i++) { /* a failure is not a hit */
+        assert_int_equal(rig_jit(&options, 1, path), FP8GEN_ERR_SPEC);
+        assert_string_equal(path, "");
+        assert_int_equal(rig_compiled("start amax.cu"), i);
+        assert_non_null(strstr(fp8gen_jit_error(), "#error directive: injected"));
+        assert_non_null(strstr(fp8gen_jit_error(), "amax.cu:"));
+        assert_non_null(strstr(fp8gen_jit_error(), "NVRTC 13."));
+    }
+    const char *kept = rig_entry("failed", "amax_bf16.");
+    assert_non_null(strstr(fp8gen_jit_error(), kept));
+    snprintf(file, sizeof(file),
+             "grep -q injected %s/log.txt && grep -q '#error injected' %s/source.cu", kept, kept);
+    assert_int_equal(system(file), 0);
+    snprintf(file, sizeof(file), "%s/amax.cu", templates);
+    rig_edit(file, "\n#error injected\n", "\n\n");
+    jit(&options, 1, path);
+}
+
+/* ---- folders that cannot be used --------------------------------------------------------------------------- */
+
+/* In a child, as user `uid` (0: as we are): two specs get bundles that open and end with the process, with
+ * one warning that says `why`. */
+static void stays_in_memory(const char *cache, uid_t uid, const char *why)
+{
+    char path[RIG_PATH], first[RIG_PATH];
+    fp8gen_jit_options warm = rig_logging;
+    int ends[2];
+    warm.cache_dir = rig_path("other");
+    jit(&warm, 9, path); /* so that NVRTC is open: the child may not read the build folder */
+    int before = rig_compiled("start");
+    assert_int_equal(pipe(ends), 0);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        fp8gen_jit_options options = rig_logging;
+        options.cache_dir = cache;
+        if (uid != 0 && setuid(uid) != 0)
+            exit(10);
+        if (rig_jit(&options, 1, first) != FP8GEN_OK || !rig_opens(first))
+            exit(11);
+        if (rig_jit(&options, 2, path) != FP8GEN_OK || !rig_opens(path))
+            exit(12);
+        if (rig_jit(&options, 1, path) != FP8GEN_OK || strcmp(path, first) != 0)
+            exit(13);
+        if (rig_logged("[2] ") != 1 || rig_logged(why) != 1)
+            exit(14);
+        if (write(ends[1], path, sizeof(path)) != sizeof(path))
+            exit(15);
+        exit(0);
+    }
+    int status;
+    close(ends[1]);
+    assert_int_equal(read(ends[0], path, sizeof(path)), sizeof(path));
+    close(ends[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_int_not_equal(access(path, F_OK), 0);
+    /* Kernels were compiled once, though nothing could be kept on disk. */
+    assert_true(uid != 0 || rig_compiled("start") <= 2 * before);
+}
+
+static void a_folder_that_cannot_be_made(void **state)
+{
+    (void)state;
+    stays_in_memory("/dev/null/cache", 0, "Not a directory");
+}
+
+static void a_folder_that_is_read_only(void **state)
+{
+    (void)state;
+    char cache[RIG_PATH], parent[RIG_PATH];
+    enum { NOBODY = 65534 };
+    snprintf(cache, sizeof(cache), "%s", rig_path("read_only"));
+    snprintf(parent, sizeof(parent), "%s", rig_path(""));
+    assert_int_equal(mkdir(cache, 0700), 0);
+    bool root = geteuid() == 0;
+    if (root) {
+        assert_int_equal(chmod(parent, 0755), 0);
+        assert_int_equal(chown(cache, NOBODY, NOBODY), 0);
+    }
+    assert_int_equal(chmod(cache, 0500), 0);
+    stays_in_memory(cache, root ? NOBODY : 0, "Permission denied");
+}
+
+static void a_folder_of_somebody_else(void **state)
+{
+    (void)state;
+    if (geteuid() != 0) {
+        print_message("skip: only root can give a folder away\n");
+        skip();
+    }
+    char cache[RIG_PATH];
+    snprintf(cache, sizeof(cache), "%s", rig_path("foreign"));
+    assert_int_equal(mkdir(cache, 0777), 0);
+    assert_int_equal(chown(cache, 12345, 12345), 0);
+    stays_in_memory(cache, 0, "Operation not permitted");
+}
+
+static void an_entry_of_somebody_else_is_replaced(void **state)
+{
+    (void)state;
+    if (geteuid() != 0) {
+        print_message("skip: only root can give a folder away\n");
+        skip();
+    }
+    char path[RIG_PATH], file[3 * RIG_PATH];
+    struct stat info;
+    jit(NULL, 1, path);
+    int compiled = rig_compiled("start");
+    const char *entry = rig_entry("kernels", "amax_bf16.");
+    snprintf(file, sizeof(file), "%s/kernel.cubin", rig_entry("kernels", "dequantize_e4m3."));
+    assert_int_equal(chown(file, 12345, 12345), 0);
+    entry = rig_entry("kernels", "amax_bf16.");
+    assert_int_equal(chown(entry, 12345, 12345), 0);
+    forget_bundles();
+    jit(NULL, 1, path);
+    assert_int_equal(rig_compiled("start"), compiled + 2);
+    assert_int_equal(stat(rig_entry("kernels", "amax_bf16."), &info), 0);
+    assert_int_equal(info.st_uid, 0);
+}
+
+static void a_full_disk(void **state)
+{
+    (void)state;
+    char cache[RIG_PATH], fill[2 * RIG_PATH];
+    snprintf(cache, sizeof(cache), "%s", rig_path("small"));
+    assert_int_equal(mkdir(cache, 0700), 0);
+    if (mount("tmpfs", cache, "tmpfs", 0, "size=1m,mode=0700") != 0) {
+        print_message("skip: cannot mount a tmpfs: %s\n", strerror(errno));
+        skip();
+    }
+    snprintf(fill, sizeof(fill), "dd if=/dev/zero of=%s/fill bs=1k count=800 2>/dev/null", cache);
+    if (system(fill) == 0)
+        stays_in_memory(cache, 0, "No space left on device");
+    int damaged;
+    setenv("FP8GEN_CACHE_DIR", cache, 1);
+    rig_entries(&damaged);
+    umount2(cache, MNT_DETACH);
+    assert_int_equal(damaged, 0);
+}
+
+/* ---- trimming ------------------------------------------------------------------------------------------------ */
+
+static void set_age(const char *path, int hours)
+{
+    struct timespec times[2];
+    clock_gettime(CLOCK_REALTIME, &times[0]);
+    times[0].tv_sec -= 3600 * hours + 60;
+    times[1] = times[0];
+    assert_int_equal(utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW), 0);
+}
+
+static void make_old(void *user, const fp8gen_cache_entry *entry)
+{
+    char path[3 * RIG_PATH];
+    snprintf(path, sizeof(path), "%s/%s/%s/sums", getenv("FP8GEN_CACHE_DIR"), entry->kind,
+             entry->name);
+    set_age(path, strncmp(entry->name, "amax", 4) == 0 ? 1 : 5);
+    *(uint64_t *)user += entry->bytes;
+}
+
+static void what_was_used_longest_ago_goes(void **state)
+{
+    (void)state;
+    char path[RIG_PATH], text[32];
+    uint64_t total = 0, removed, rest = 0;
+    int damaged;
+    jit(NULL, 1, path);
+    fp8gen_cache_list(NULL, 0, make_old, &total);
+    snprintf(text, sizeof(text), "%lluK", (unsigned long long)total / 2048);
+    assert_int_equal(fp8gen_cache_trim(NULL, text, &removed), FP8GEN_OK);
+    fp8gen_cache_list(NULL, 0, make_old, &rest);
+    assert_int_equal(rest + removed, total);
+    assert_true(rest <= total / 2 && rest > 0);
+    rig_entry("kernels", "amax_bf16."); /* used last */
+    jit(NULL, 1, path);
+    assert_int_equal(rig_compiled("start amax.cu"), 1);
+    assert_int_equal(fp8gen_cache_trim(NULL, "0", &removed), FP8GEN_OK);
+    assert_int_equal(rig_entries(&damaged), 0);
+    assert_int_equal(fp8gen_cache_trim(NULL, "1Q", &removed), FP8GEN_ERR_ARGUMENT);
+    assert_non_null(strstr(fp8gen_jit_error(), "'1Q' is no size"));
+}
+
+static void a_build_keeps_the_size(void **state)
+{
+    (void)state;
+    char path[RIG_PATH];
+    uint64_t total = 0;
+    int damaged, entries;
+    jit(NULL, 1, path);
+    int compiled = rig_compiled("start");
+    fp8gen_cache_list(NULL, 0, make_old, &total);
+    setenv("FP8GEN_CACHE_SIZE", "1K", 1);
+    jit(NULL, 2, path); /* uses the kernels, so that they are not old any more */
+    entries = rig_entries(&damaged);
+    assert_int_equal(entries, compiled + 1); /* the first bundle is gone */
+    setenv("FP8GEN_CACHE_SIZE", "much", 1);
+    jit(&rig_logging, 3, path);
+    assert_true(rig_logged("FP8GEN_CACHE_SIZE is 'much'") >= 1);
+}
+
+static void what_killed_processes_left_goes(void **state)
+{
+    (void)state;
+    char old[2 * RIG_PATH], young[2 * RIG_PATH], foreign[2 * RIG_PATH], file[3 * RIG_PATH];
+    char path[RIG_PATH];
+    uint64_t removed;
+    const char *cache = getenv("FP8GEN_CACHE_DIR");
+    jit(NULL, 1, path);
+    snprintf(old, sizeof(old), "%s/kernels/.tmp.abcdef", cache);
+    snprintf(young, sizeof(young), "%s/kernels/.tmp.ghijkl", cache);
+    snprintf(foreign, sizeof(foreign), "%s/kernels/notes", cache);
+    assert_int_equal(mkdir(old, 0700), 0);
+    assert_int_equal(mkdir(young, 0700), 0);
+    assert_int_equal(mkdir(foreign, 0700), 0);
+    snprintf(file, sizeof(file), "%s/kernel.cubin", old);
+    fclose(fopen(file, "w"));
+    set_age(old, 2);
+    set_age(foreign, 2);
+    assert_int_equal(fp8gen_cache_trim(NULL, "0", &removed), FP8GEN_OK);
+    assert_int_not_equal(access(old, F_OK), 0);
+    assert_int_equal(access(young, F_OK), 0);
+    assert_int_equal(access(foreign, F_OK), 0);
+}
+
+static void sizes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        bool good;
+        uint64_t bytes;
+    } table[] = {
+        { "0", true, 0 },          { "1", true, 1 },         { "3K", true, 3072 },
+        { "2M", true, 2097152 },   { "1G", true, 1u << 30 }, { "1T", true, 1ull << 40 },
+        { "", false, 0 },          { "K", false, 0 },        { "-1", false, 0 },
+        { "1k", false, 0 },        { "1KB", false, 0 },      { "99999999999999999999", false, 0 },
+        { "99999999T", false, 0 },
+    };
+    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+        uint64_t bytes = 0;
+        assert_int_equal(gen_parse_size(table[i].text, &bytes), table[i].good);
+        assert_int_equal(bytes, table[i].bytes);
+    }
+}
+
+/* ---- the folder's name --------------------------------------------------------------------------------------- */
+
+static void where_the_cache_is(void **state)
+{
+    (void)state;
+    char path[RIG_PATH], tiny[4], saved[RIG_PATH];
+    const char *home = getenv("HOME");
+    snprintf(saved, sizeof(saved), "%s", home != NULL ? home : "/");
+    assert_int_equal(fp8gen_cache_path("/a/b", path, sizeof(path)), FP8GEN_OK);
+    assert_string_equal(path, "/a/b");
+    assert_int_equal(fp8gen_cache_path(NULL, path, sizeof(path)), FP8GEN_OK);
+    assert_string_equal(path, getenv("FP8GEN_CACHE_DIR"));
+    assert_int_equal(fp8gen_cache_path(NULL, tiny, sizeof(tiny)), FP8GEN_ERR_ARGUMENT);
+    unsetenv("FP8GEN_CACHE_DIR");
+    setenv("XDG_CACHE_HOME", "/x", 1);
+    setenv("HOME", "/h", 1);
+    assert_int_equal(fp8gen_cache_path(NULL, path, sizeof(path)), FP8GEN_OK);
+    assert_string_equal(path, "/x/fp8gen");
+    unsetenv("XDG_CACHE_HOME");
+    assert_int_equal(fp8gen_cache_path(NULL, path, sizeof(path)), FP8GEN_OK);
+    assert_string_equal(path, "/h/.cache/fp8gen");
+    unsetenv("HOME");
+    assert_int_equal(fp8gen_cache_path(NULL, path, sizeof(path)), FP8GEN_ERR_MACHINE);
+    assert_int_equal(rig_jit(&rig_logging, 1, path), FP8GEN_OK); /* in memory */
+    assert_int_equal(rig_logged("[2] "), 1);
+    assert_true(rig_opens(path));
+    setenv("HOME", saved, 1);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    int code = rig_start(argv);
+    if (code >= 0)
+        return code;
+    static const struct CMUnitTest tests[] = {
+        TEST(what_is_there_is_not_made_again),
+        TEST(folders_are_private),
+        TEST(a_build_uses_it_or_not),
+        TEST(a_damaged_kernel_is_made_again),
+        TEST(a_flipped_byte_is_found),
+        TEST(a_damaged_bundle_is_put_together_again),
+        TEST(an_entry_of_another_key_is_no_hit),
+        TEST(exactly_what_changed_is_rebuilt),
+        TEST(another_arch_has_its_own),
+        TEST(another_nvrtc_has_its_own),
+        TEST(what_does_not_compile_is_kept_to_be_looked_at),
+        TEST(a_folder_that_cannot_be_made),
+        TEST(a_folder_that_is_read_only),
+        TEST(a_folder_of_somebody_else),
+        TEST(an_entry_of_somebody_else_is_replaced),
+        TEST(a_full_disk),
+        TEST(what_was_used_longest_ago_goes),
+        TEST(a_build_keeps_the_size),
+        TEST(what_killed_processes_left_goes),
+        TEST(sizes),
+        TEST(where_the_cache_is),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
