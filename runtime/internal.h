@@ -376,9 +376,10 @@ struct fp8_check {
     int64_t tokens;
 };
 
-/* An args struct of `size` bytes in this version of the header, its size field and reserved words. */
+/* An args struct of `size` bytes in this version of the header, its size field and reserved words;
+ * reserved0 is 0 where the struct has none. */
 fp8_status fp8_check_args(const char *call, const struct fp8_layer *layer, const void *args,
-                          size_t size, const uint64_t *reserved);
+                          size_t size, const uint64_t *reserved, uint32_t reserved0);
 fp8_status fp8_check_tokens(const struct fp8_check *check, const char *what, int64_t tokens);
 /* Shape, dtype, stride, pointer and alignment of a tensor against the plan's buffer for `slot`. */
 fp8_status fp8_check_tensor(const struct fp8_check *check, enum fp8_slot slot,
@@ -392,9 +393,14 @@ fp8_status fp8_check_filled(const struct fp8_check *check, const char *name, fp8
 /* An operand that is about to be filled: its memory is there, aligned and large enough. */
 fp8_status fp8_check_target(const struct fp8_check *check, const char *name, int64_t rows,
                             int64_t cols, uint32_t copies, const fp8_operand *operand);
-/* M of a call that brings no tensor: the rows of an operand, whose struct is checked first. */
-fp8_status fp8_check_rows(const char *call, const char *name, const fp8_operand *operand,
-                          int64_t *tokens);
+/* The struct of an operand: its size field and reserved words. Then, that it is filled with this role. */
+fp8_status fp8_check_operand_struct(const char *call, const char *name, const fp8_operand *operand);
+fp8_status fp8_check_operand_role(const char *call, const char *name, fp8_role role,
+                                  const fp8_operand *operand);
+/* M of a call that brings no tensor: the rows of an operand. Its role is checked before, so that a
+ * weight's rows are never taken for tokens. */
+fp8_status fp8_check_rows(const char *call, const char *name, fp8_role role,
+                          const fp8_operand *operand, int64_t *tokens);
 fp8_status fp8_check_copies(const char *call, uint32_t *copies);
 fp8_status fp8_check_flag(const char *call, const char *name, uint32_t flag);
 fp8_status fp8_check_found_inf(const char *call, const uint32_t *found_inf);

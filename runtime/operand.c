@@ -80,6 +80,14 @@ fp8_status fp8_operand_parts(const fp8_operand *operand, fp8_operand_view *view)
                         "operand_parts: operand->size is %u, this library's is %zu; start from "
                         "FP8_OPERAND_INIT",
                         operand->size, sizeof *operand);
+    if (operand->reserved[0] | operand->reserved[1] | operand->reserved[2] | operand->reserved[3])
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "operand_parts: operand->reserved is not 0; start from FP8_OPERAND_INIT");
+    if (operand->copies & ~(uint32_t)FP8_COPY_BOTH)
+        return fp8_fail(FP8_ERR_OPERAND,
+                        "operand_parts: operand->copies is %u; it holds FP8_COPY_ROW, "
+                        "FP8_COPY_TRANSPOSED or both",
+                        operand->copies);
     if (operand->role == FP8_ROLE_NONE || !operand->data)
         return fp8_fail(FP8_ERR_OPERAND, "operand_parts: the operand is not filled");
     int64_t bytes = fp8_operand_bytes(operand->rows, operand->cols, operand->copies);

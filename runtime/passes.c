@@ -45,7 +45,7 @@ static fp8_status check_weight(const fp8_layer *layer, const fp8_weight_args *ar
                                uint32_t *copies)
 {
     const char *call = "weight_update";
-    FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL));
+    FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL, 0));
     const struct fp8_check check = { .call = call, .plan = layer->plan };
     *copies = args->copies;
     FP8_TRY(fp8_check_copies(call, copies));
@@ -97,14 +97,14 @@ static fp8_status check_x(const struct fp8_check *check, const fp8_fprop_args *a
     }
     uint32_t copies = args->saved ? FP8_COPY_BOTH : FP8_COPY_ROW;
     FP8_TRY(fp8_check_filled(check, "x_quantized", FP8_ROLE_X, copies, args->x_quantized));
-    int64_t unused;
-    return args->saved ? fp8_check_rows(check->call, "saved", args->saved, &unused) : FP8_OK;
+    return args->saved ? fp8_check_operand_struct(check->call, "saved", args->saved) : FP8_OK;
 }
 
 static fp8_status check_fprop(const fp8_layer *layer, const fp8_fprop_args *args, int64_t *tokens)
 {
     const char *call = "fprop";
-    FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL));
+    FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL,
+                           args ? args->reserved0 : 0));
     struct fp8_check check = { .call = call, .plan = layer->plan };
     if (!args->x == !args->x_quantized)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: give x or x_quantized, %s given", call,
@@ -112,7 +112,7 @@ static fp8_status check_fprop(const fp8_layer *layer, const fp8_fprop_args *args
     if (args->x)
         *tokens = args->x->rows;
     else
-        FP8_TRY(fp8_check_rows(call, "x_quantized", args->x_quantized, tokens));
+        FP8_TRY(fp8_check_rows(call, "x_quantized", FP8_ROLE_X, args->x_quantized, tokens));
     FP8_TRY(fp8_check_tokens(&check, args->x ? "x->rows" : "x_quantized->rows", *tokens));
     check.tokens = *tokens;
     FP8_TRY(check_x(&check, args));
@@ -241,8 +241,8 @@ fp8_status fp8_layer_quantize_dy(const fp8_layer *layer, const fp8_quantize_dy_a
     const char *call = "quantize_dy";
     int64_t tokens = 0;
     uint32_t copies = 0;
-    fp8_status status =
-        fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL);
+    fp8_status status = fp8_check_args(call, layer, args, sizeof *args,
+                                       args ? args->reserved : NULL, args ? args->reserved0 : 0);
     if (status == FP8_OK) {
         copies = args->copies;
         status = fp8_check_copies(call, &copies);
@@ -265,7 +265,7 @@ static fp8_status check_wgrad(const char *call, const fp8_layer *layer, const fp
                               int64_t *tokens)
 {
     struct fp8_check check = { .call = call, .plan = layer->plan };
-    FP8_TRY(fp8_check_rows(call, "saved", args->saved, tokens));
+    FP8_TRY(fp8_check_rows(call, "saved", FP8_ROLE_X, args->saved, tokens));
     FP8_TRY(fp8_check_tokens(&check, "saved->rows", *tokens));
     check.tokens = *tokens;
     FP8_TRY(fp8_check_filled(&check, "saved", FP8_ROLE_X, FP8_COPY_TRANSPOSED, args->saved));
@@ -291,7 +291,7 @@ fp8_status fp8_layer_wgrad(const fp8_layer *layer, const fp8_wgrad_args *args)
 {
     int64_t tokens = 0;
     fp8_status status =
-        fp8_check_args("wgrad", layer, args, sizeof *args, args ? args->reserved : NULL);
+        fp8_check_args("wgrad", layer, args, sizeof *args, args ? args->reserved : NULL, 0);
     if (status == FP8_OK)
         status = check_wgrad("wgrad", layer, args, &tokens);
     if (status == FP8_OK)
@@ -305,7 +305,7 @@ static fp8_status check_dgrad(const char *call, const fp8_layer *layer, const fp
                               int64_t *tokens)
 {
     struct fp8_check check = { .call = call, .plan = layer->plan };
-    FP8_TRY(fp8_check_rows(call, "grad", args->grad, tokens));
+    FP8_TRY(fp8_check_rows(call, "grad", FP8_ROLE_DY, args->grad, tokens));
     FP8_TRY(fp8_check_tokens(&check, "grad->rows", *tokens));
     check.tokens = *tokens;
     FP8_TRY(fp8_check_filled(&check, "grad", FP8_ROLE_DY, FP8_COPY_ROW, args->grad));
@@ -332,7 +332,7 @@ fp8_status fp8_layer_dgrad(const fp8_layer *layer, const fp8_dgrad_args *args)
 {
     int64_t tokens = 0;
     fp8_status status =
-        fp8_check_args("dgrad", layer, args, sizeof *args, args ? args->reserved : NULL);
+        fp8_check_args("dgrad", layer, args, sizeof *args, args ? args->reserved : NULL, 0);
     if (status == FP8_OK)
         status = check_dgrad("dgrad", layer, args, &tokens);
     if (status == FP8_OK)
@@ -388,7 +388,8 @@ static fp8_status check_backward(const fp8_layer *layer, const fp8_backward_args
 {
     const char *call = "backward";
     int64_t tokens;
-    FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL));
+    FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL,
+                           args ? args->reserved0 : 0));
     FP8_TRY(fp8_check_flag(call, "accumulate", args->accumulate));
     split_backward(args, b);
     FP8_TRY(check_quantize_dy(call, layer, &b->quantize_dy, b->copies, &b->tokens));

@@ -34,7 +34,8 @@ static fp8_status check_quantize(const fp8_layer *layer, const fp8_quantize_args
                                  uint32_t *copies, int64_t *tokens)
 {
     const char *call = "quantize";
-    FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL));
+    FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL,
+                           args ? args->reserved0 : 0));
     struct fp8_check check = { .call = call, .plan = layer->plan };
     FP8_TRY(check_role(call, args->role));
     *copies = args->copies;
@@ -86,13 +87,14 @@ fp8_status fp8_quantize(const fp8_layer *layer, const fp8_quantize_args *args)
 static fp8_status check_dequantize(const fp8_layer *layer, const fp8_dequantize_args *args)
 {
     const char *call = "dequantize";
-    FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL));
+    FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL,
+                           args ? args->reserved0 : 0));
     struct fp8_check check = { .call = call, .plan = layer->plan };
-    int64_t rows;
-    FP8_TRY(fp8_check_rows(call, "operand", args->operand, &rows));
+    FP8_TRY(fp8_check_operand_struct(call, "operand", args->operand));
     if (args->operand->role == FP8_ROLE_NONE)
         return fp8_fail(FP8_ERR_OPERAND, "%s: operand is not filled", call);
     FP8_TRY(check_role(call, args->operand->role));
+    const int64_t rows = args->operand->rows;
     if (args->operand->role != FP8_ROLE_W) {
         FP8_TRY(fp8_check_tokens(&check, "operand->rows", rows));
         check.tokens = rows;
@@ -176,10 +178,11 @@ static fp8_status check_gemm_flags(const struct fp8_layer_plan *plan, const fp8_
 static fp8_status check_gemm(const fp8_layer *layer, const fp8_gemm_args *args, int64_t *tokens)
 {
     const char *call = "gemm";
-    FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL));
+    FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL,
+                           args ? args->reserved0 : 0));
     struct fp8_check check = { .call = call, .plan = layer->plan };
     FP8_TRY(check_gemm_flags(layer->plan, args));
-    FP8_TRY(fp8_check_rows(call, "a", args->a, tokens));
+    FP8_TRY(fp8_check_rows(call, "a", gemms[args->pass].a, args->a, tokens));
     FP8_TRY(fp8_check_tokens(&check, "a->rows", *tokens));
     check.tokens = *tokens;
     FP8_TRY(fp8_check_filled(&check, "a", gemms[args->pass].a, gemms[args->pass].a_copy, args->a));

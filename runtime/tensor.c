@@ -19,7 +19,7 @@ static const char *copies_name(uint32_t copies)
 }
 
 fp8_status fp8_check_args(const char *call, const struct fp8_layer *layer, const void *args,
-                          size_t size, const uint64_t *reserved)
+                          size_t size, const uint64_t *reserved, uint32_t reserved0)
 {
     if (!layer)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: layer is NULL", call);
@@ -31,9 +31,10 @@ fp8_status fp8_check_args(const char *call, const struct fp8_layer *layer, const
                         "%s: args->size is %u, this library's is %zu; start from the _INIT of the "
                         "same header",
                         call, given, size);
-    if (reserved[0] | reserved[1] | reserved[2] | reserved[3])
+    if (reserved0 || (reserved[0] | reserved[1] | reserved[2] | reserved[3]))
         return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: args->reserved is not 0; start from the _INIT of the header", call);
+                        "%s: args->reserved%s is not 0; start from the _INIT of the header", call,
+                        reserved0 ? "0" : "");
     return FP8_OK;
 }
 
@@ -114,8 +115,7 @@ fp8_status fp8_check_tensor(const struct fp8_check *check, enum fp8_slot slot,
 
 /* ---- operands ---- */
 
-static fp8_status check_operand_struct(const char *call, const char *name,
-                                       const fp8_operand *operand)
+fp8_status fp8_check_operand_struct(const char *call, const char *name, const fp8_operand *operand)
 {
     if (!operand)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is NULL", call, name);
@@ -165,12 +165,10 @@ static const char *filled_by(fp8_role role)
     return "nothing";
 }
 
-fp8_status fp8_check_filled(const struct fp8_check *check, const char *name, fp8_role role,
-                            uint32_t copies, const fp8_operand *operand)
+fp8_status fp8_check_operand_role(const char *call, const char *name, fp8_role role,
+                                  const fp8_operand *operand)
 {
-    const char *call = check->call;
-    const struct fp8_layer_plan *plan = check->plan;
-    FP8_TRY(check_operand_struct(call, name, operand));
+    FP8_TRY(fp8_check_operand_struct(call, name, operand));
     if (operand->role == FP8_ROLE_NONE)
         return fp8_fail(FP8_ERR_OPERAND, "%s: %s is not filled; %s fills it", call, name,
                         filled_by(role));
@@ -180,6 +178,15 @@ fp8_status fp8_check_filled(const struct fp8_check *check, const char *name, fp8
                         (unsigned)operand->role < FP8_ROLE_COUNT ? fp8_role_names[operand->role]
                                                                  : "(unknown role)",
                         fp8_role_names[role]);
+    return FP8_OK;
+}
+
+fp8_status fp8_check_filled(const struct fp8_check *check, const char *name, fp8_role role,
+                            uint32_t copies, const fp8_operand *operand)
+{
+    const char *call = check->call;
+    const struct fp8_layer_plan *plan = check->plan;
+    FP8_TRY(fp8_check_operand_role(call, name, role, operand));
     int64_t rows = role == FP8_ROLE_W ? plan->out_features : check->tokens;
     int64_t cols = role == FP8_ROLE_DY ? plan->out_features : plan->in_features;
     if (operand->rows != rows || operand->cols != cols)
@@ -202,14 +209,14 @@ fp8_status fp8_check_filled(const struct fp8_check *check, const char *name, fp8
 fp8_status fp8_check_target(const struct fp8_check *check, const char *name, int64_t rows,
                             int64_t cols, uint32_t copies, const fp8_operand *operand)
 {
-    FP8_TRY(check_operand_struct(check->call, name, operand));
+    FP8_TRY(fp8_check_operand_struct(check->call, name, operand));
     return check_operand_memory(check->call, name, rows, cols, copies, operand);
 }
 
-fp8_status fp8_check_rows(const char *call, const char *name, const fp8_operand *operand,
-                          int64_t *tokens)
+fp8_status fp8_check_rows(const char *call, const char *name, fp8_role role,
+                          const fp8_operand *operand, int64_t *tokens)
 {
-    FP8_TRY(check_operand_struct(call, name, operand));
+    FP8_TRY(fp8_check_operand_role(call, name, role, operand));
     *tokens = operand->rows;
     return FP8_OK;
 }

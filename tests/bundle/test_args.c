@@ -207,6 +207,12 @@ static void structs_and_flags(void **state)
     REFUSED(FP8_ERR_ARGUMENT, "args->size is 0", world.fprop.size = 0, FPROP);
     REFUSED(FP8_ERR_ARGUMENT, "args->size is 7", world.update.size = 7, UPDATE);
     REFUSED(FP8_ERR_ARGUMENT, "args->reserved", world.dgrad.reserved[3] = 1, DGRAD);
+    REFUSED(FP8_ERR_ARGUMENT, "args->reserved0", world.fprop.reserved0 = 1, FPROP);
+    REFUSED(FP8_ERR_ARGUMENT, "args->reserved0", world.quantize_dy.reserved0 = 1, QUANTIZE_DY);
+    REFUSED(FP8_ERR_ARGUMENT, "backward: args->reserved0", world.backward.reserved0 = 2, BACKWARD);
+    REFUSED(FP8_ERR_ARGUMENT, "args->reserved0", world.quantize.reserved0 = 1, QUANTIZE);
+    REFUSED(FP8_ERR_ARGUMENT, "args->reserved0", world.dequantize.reserved0 = 1, DEQUANTIZE);
+    REFUSED(FP8_ERR_ARGUMENT, "args->reserved0", world.gemm.reserved0 = 1, GEMM);
     REFUSED(FP8_ERR_ARGUMENT, "max_sms is -1", world.fprop.call.max_sms = -1, FPROP);
     REFUSED(FP8_ERR_ARGUMENT, "call.reserved", world.wgrad.call.reserved = 1, WGRAD);
     REFUSED(FP8_ERR_ARGUMENT, "max_sms is -2", world.dequantize.call.max_sms = -2, DEQUANTIZE);
@@ -342,6 +348,24 @@ static void operands(void **state)
             DEQUANTIZE);
     REFUSED(FP8_ERR_TOKENS, "saved->rows is 400",
             (other = world.saved, other.rows = 400, world.wgrad.saved = &other), WGRAD);
+}
+
+/* An operand of another role says so, also where its rows are more than max_tokens. */
+static void roles(void **state)
+{
+    (void)state;
+    REFUSED(FP8_ERR_OPERAND, "fprop: x_quantized holds a quantised w, but x is wanted here",
+            (other = world.weight, other.rows = 400, world.fprop.x = NULL,
+             world.fprop.x_quantized = &other),
+            FPROP);
+    REFUSED(FP8_ERR_OPERAND, "gemm: a holds a quantised w, but x is wanted here",
+            (other = world.weight, other.rows = 400, world.gemm.a = &other), GEMM);
+    REFUSED(FP8_ERR_OPERAND, "wgrad: saved holds a quantised w, but x is wanted here",
+            (other = world.weight, other.rows = 400, world.wgrad.saved = &other), WGRAD);
+    REFUSED(FP8_ERR_OPERAND, "dgrad: grad holds a quantised w, but dy is wanted here",
+            (other = world.weight, other.rows = 400, world.dgrad.grad = &other), DGRAD);
+    REFUSED(FP8_ERR_TOKENS, "a->rows is 400",
+            (other = world.xq, other.rows = 400, world.gemm.a = &other), GEMM);
 }
 
 static void versions(void **state)
@@ -483,6 +507,7 @@ int main(void)
         cmocka_unit_test(structs_and_flags),
         cmocka_unit_test(tensors),
         cmocka_unit_test(operands),
+        cmocka_unit_test(roles),
         cmocka_unit_test(versions),
         cmocka_unit_test(a_view_of_a_shared_x),
         cmocka_unit_test(only_what_is_wanted_is_made),

@@ -56,10 +56,10 @@ static void the_sentence_is_of_this_thread(void **state)
 static void dtypes(void **state)
 {
     (void)state;
-    static const size_t bytes[] = { 0, 1, 1, 2, 4, 4, 1, 0 };
-    static const char *const names[] = { "none", "e4m3",   "e5m2",  "bf16",
-                                         "fp32", "uint32", "uint8", "none" };
-    for (int i = 0; i < 8; i++) {
+    static const size_t bytes[] = { 0, 1, 1, 2, 4, 4, 1, 2, 0 };
+    static const char *const names[] = { "none",   "e4m3",  "e5m2", "bf16", "fp32",
+                                         "uint32", "uint8", "fp16", "none" };
+    for (int i = 0; i < 9; i++) {
         assert_int_equal(fp8_dtype_bytes((fp8_dtype)i), bytes[i]);
         assert_string_equal(fp8_dtype_name((fp8_dtype)i), names[i]);
     }
@@ -113,6 +113,15 @@ static void operands_that_hold_nothing_have_no_parts(void **state)
     assert_int_equal(fp8_operand_parts(&operand, &view), FP8_ERR_OPERAND);
     assert_int_equal(fp8_operand_parts(NULL, &view), FP8_ERR_ARGUMENT);
     assert_int_equal(fp8_operand_parts(&operand, NULL), FP8_ERR_ARGUMENT);
+    static _Alignas(256) unsigned char base[256];
+    operand = (fp8_operand)FP8_OPERAND_INIT;
+    operand.role = FP8_ROLE_W, operand.data = base, operand.bytes = sizeof base;
+    assert_int_equal(fp8_operand_parts(&operand, &view), FP8_OK);
+    operand.copies = 0xf0; /* bits that mean nothing */
+    assert_int_equal(fp8_operand_parts(&operand, &view), FP8_ERR_OPERAND);
+    assert_non_null(strstr(fp8_last_error(), "copies is 240"));
+    operand.copies = 0, operand.reserved[2] = 1;
+    assert_int_equal(fp8_operand_parts(&operand, &view), FP8_ERR_ARGUMENT);
     operand.size = 8;
     assert_int_equal(fp8_operand_parts(&operand, &view), FP8_ERR_ARGUMENT);
 }
