@@ -161,7 +161,8 @@ typedef struct fp8_operand {
     uint32_t copies;  /* FP8_COPY_* present */
     int64_t rows;     /* M of x and dy, N of w */
     int64_t cols;     /* K of x and w, N of dy */
-    uint64_t version; /* of the weight: its own, or the one that fprop used; 0 = not known */
+    uint64_t version; /* of the weight: its own, or the one that fprop used; 0 = not known. It names
+                       * the contents, not the operand: see fp8_weight_args */
     uint64_t reserved[4];
 } fp8_operand;
 
@@ -325,7 +326,7 @@ typedef struct fp8_layer_description {
     const char *format;    /* default "hybrid" */
     const char *spec;      /* the text of a spec, NUL-terminated */
     const char *layer;     /* its layer; NULL = its only one */
-    int32_t arch;          /* for providers: the context's, 90 for 9.0, 0 for the host; callers: 0 */
+    int32_t arch; /* for providers: the context's, 90 for 9.0, 0 for the host; callers: 0 */
     uint32_t reserved0;
     uint64_t reserved[4];
 } fp8_layer_description;
@@ -382,12 +383,20 @@ typedef struct fp8_call {
 } fp8_call;
 
 /* Quantises w[N,K] into `weight` and gives it `version` (not 0). Does nothing if weight->version is
- * already `version`. copies: FP8_COPY_BOTH, or FP8_COPY_ROW where no dgrad is wanted; 0 = both. */
+ * already `version`. copies: FP8_COPY_BOTH, or FP8_COPY_ROW where no dgrad is wanted; 0 = both.
+ *
+ * LAW: a version names the contents. One fp8_layer may serve many weights, and nothing is keyed by an
+ * address, so the version alone tells whether `weight` holds w already and whether backward meets the
+ * weight of its forward. Two weights that pass through the same operand (a gather slot) must never
+ * carry the same version, else the second update does nothing and the first weight is used. Either
+ *   - give every weight versions of its own: version = step * weights + index, step from 1; or
+ *   - clear the operand before another weight takes it: FP8_OPERAND_INIT, then data and bytes. dgrad
+ *     then still takes two weights of one version for the same. */
 typedef struct fp8_weight_args {
     uint32_t size;
     uint32_t copies;
     const fp8_tensor *w; /* [N,K], w_dtype */
-    uint64_t version;
+    uint64_t version;    /* of w's values: never the same for two weights of one operand */
     fp8_operand *weight;
     uint32_t *found_inf; /* set to 1 if w holds inf or NaN, else not written; may be NULL */
     fp8_call call;

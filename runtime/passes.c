@@ -54,8 +54,8 @@ static fp8_status check_weight(const fp8_layer *layer, const fp8_weight_args *ar
                              *copies, args->weight));
     if (args->version == 0)
         return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: version is 0, which means unknown; count from 1, one more after each "
-                        "optimizer step",
+                        "%s: version is 0, which means unknown; count from 1, another after each "
+                        "optimizer step and for each weight that shares the operand",
                         call);
     FP8_TRY(fp8_check_found_inf(call, args->found_inf));
     return fp8_check_call(&check, layer, &args->call);

@@ -410,6 +410,48 @@ static void versions(void **state)
     world.weight.version = 7;
 }
 
+/* The slot holds what a slot of its own would hold. */
+static void expect_quantised(const fp8_operand *slot, const fp8_tensor *w)
+{
+    fp8_operand own = operand(FP8_BYTES_WEIGHT);
+    fp8_weight_args args = world.update;
+    args.w = w, args.weight = &own, args.version = 1;
+    EXPECT_OK(fp8_weight_update(layer, &args));
+    assert_memory_equal(slot->data, own.data, own.bytes);
+}
+
+static void two_weights_share_a_slot(void **state)
+{
+    (void)state;
+    fp8_tensor w[2] = { tensor(N, K, FP8_DTYPE_BF16), tensor(N, K, FP8_DTYPE_BF16) };
+    for (int i = 0; i < N * K; i++) {
+        ((uint16_t *)w[0].data)[i] = (uint16_t)(0x3f00 + i % 97);
+        ((uint16_t *)w[1].data)[i] = (uint16_t)(0x3e80 + i % 89);
+    }
+    fp8_operand slot = operand(FP8_BYTES_WEIGHT);
+    fp8_weight_args args = world.update;
+    args.weight = &slot;
+    /* a version of its own for each weight and step */
+    for (uint64_t step = 1; step <= 2; step++) {
+        for (uint64_t index = 0; index < 2; index++) {
+            args.w = &w[index], args.version = step * 2 + index;
+            EXPECT_OK(fp8_weight_update(layer, &args));
+            assert_int_equal(slot.version, step * 2 + index);
+            expect_quantised(&slot, &w[index]);
+        }
+    }
+    /* one version for all weights, and a slot that is cleared before another weight takes it */
+    args.version = 9;
+    for (int index = 0; index < 2; index++) {
+        const fp8_operand used = slot;
+        slot = (fp8_operand)FP8_OPERAND_INIT;
+        slot.data = used.data, slot.bytes = used.bytes;
+        args.w = &w[index];
+        EXPECT_OK(fp8_weight_update(layer, &args));
+        expect_quantised(&slot, &w[index]);
+    }
+}
+
 static void a_view_of_a_shared_x(void **state)
 {
     (void)state;
@@ -509,6 +551,7 @@ int main(void)
         cmocka_unit_test(operands),
         cmocka_unit_test(roles),
         cmocka_unit_test(versions),
+        cmocka_unit_test(two_weights_share_a_slot),
         cmocka_unit_test(a_view_of_a_shared_x),
         cmocka_unit_test(only_what_is_wanted_is_made),
         cmocka_unit_test(a_layer_without_bias),
