@@ -68,7 +68,8 @@ float get(const struct matrix *m, int64_t i, int64_t j)
     size_t at = (size_t)(i * m->ld + j);
     if (m->dtype == FP8_DTYPE_FP32)
         return ((const float *)m->data)[at];
-    return fp8_bf16_to_float(((const uint16_t *)m->data)[at]);
+    uint16_t half = ((const uint16_t *)m->data)[at];
+    return m->dtype == FP8_DTYPE_FP16 ? fp8_fp16_to_float(half) : fp8_bf16_to_float(half);
 }
 
 void put(struct matrix *m, int64_t i, int64_t j, float value)
@@ -77,7 +78,8 @@ void put(struct matrix *m, int64_t i, int64_t j, float value)
     if (m->dtype == FP8_DTYPE_FP32)
         ((float *)m->data)[at] = value;
     else
-        ((uint16_t *)m->data)[at] = fp8_float_to_bf16(value);
+        ((uint16_t *)m->data)[at] =
+            m->dtype == FP8_DTYPE_FP16 ? fp8_float_to_fp16(value) : fp8_float_to_bf16(value);
 }
 
 struct matrix make_random(fp8_dtype dtype, int64_t rows, int64_t cols)

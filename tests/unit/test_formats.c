@@ -298,6 +298,39 @@ static void rounds_double_to_bf16_once(void **state)
     assert_true(isnan(fp8_bf16_to_float(fp8_double_to_bf16(NAN))));
 }
 
+/* Every fp16 comes back; between neighbours the nearer is taken, at the midpoint the even one. */
+static void rounds_to_fp16_once(void **state)
+{
+    (void)state;
+    assert_float_equal(fp8_fp16_to_float(0x3C00), 1.0f, 0);
+    assert_float_equal(fp8_fp16_to_float(0x7BFF), 65504.0f, 0);
+    assert_float_equal(fp8_fp16_to_float(0x0001), 0x1p-24f, 0);
+    assert_float_equal(fp8_fp16_to_float(0x83FF), -0x3FFp-24f, 0);
+    for (uint32_t half = 0; half < 0x7C00; half++) {
+        float low = fp8_fp16_to_float((uint16_t)half);
+        double high = half == 0x7BFF ? 65536.0 : (double)fp8_fp16_to_float((uint16_t)(half + 1));
+        double middle = ((double)low + high) / 2;
+        uint32_t even = half + (half & 1);
+        assert_int_equal(fp8_float_to_fp16(low), half);
+        assert_int_equal(fp8_float_to_fp16(-low), half | 0x8000);
+        assert_int_equal(fp8_float_to_fp16((float)middle), even);
+        assert_int_equal(fp8_float_to_fp16(nextafterf((float)middle, 0)), half);
+        assert_int_equal(fp8_float_to_fp16(nextafterf((float)middle, INFINITY)), half + 1);
+        assert_int_equal(fp8_double_to_fp16(middle), even);
+        assert_int_equal(fp8_double_to_fp16(-middle), even | 0x8000);
+        assert_int_equal(fp8_double_to_fp16(nextafter(middle, 0)), half);
+        assert_int_equal(fp8_double_to_fp16(nextafter(middle, INFINITY)), half + 1);
+    }
+    assert_int_equal(fp8_float_to_fp16(FLT_MAX), 0x7C00);
+    assert_int_equal(fp8_double_to_fp16(-DBL_MAX), 0xFC00);
+    assert_int_equal(fp8_double_to_fp16(5e-324), 0x0000);
+    assert_int_equal(fp8_double_to_fp16(-0.0), 0x8000);
+    assert_true(isinf(fp8_fp16_to_float(0xFC00)) && fp8_fp16_to_float(0xFC00) < 0);
+    assert_true(isnan(fp8_fp16_to_float(0x7C01)) && isnan(fp8_fp16_to_float(0xFFFF)));
+    assert_true(isnan(fp8_fp16_to_float(fp8_float_to_fp16(from_bits(0x7F800001)))));
+    assert_true(isnan(fp8_fp16_to_float(fp8_double_to_fp16(NAN))));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -308,6 +341,7 @@ int main(void)
         cmocka_unit_test(casts_listed_limits),
         cmocka_unit_test(rounds_float32_to_bf16),
         cmocka_unit_test(rounds_double_to_bf16_once),
+        cmocka_unit_test(rounds_to_fp16_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

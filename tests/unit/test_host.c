@@ -211,12 +211,12 @@ static void dbias_is_the_column_sum(void **state)
 static void store_converts_and_adds(void **state)
 {
     (void)state;
-    static const fp8_dtype dtypes[] = { FP8_DTYPE_BF16, FP8_DTYPE_FP32 };
+    static const fp8_dtype dtypes[] = { FP8_DTYPE_BF16, FP8_DTYPE_FP32, FP8_DTYPE_FP16 };
     for (int round = 0; round < 80; round++) {
         random_state = 3000 + (uint64_t)round;
-        fp8_semantics how = { .source_dtype = dtypes[round % 2],
-                              .target_dtype = dtypes[round / 2 % 2],
-                              .accumulate = round / 4 % 2 == 1 };
+        fp8_semantics how = { .source_dtype = dtypes[round % 3],
+                              .target_dtype = dtypes[round / 3 % 3],
+                              .accumulate = round / 9 % 2 == 1 };
         struct matrix source =
             make_random(how.source_dtype, random_below(50), 1 + random_below(200));
         struct matrix target = make(how.target_dtype, source.rows, source.cols,
