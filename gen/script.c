@@ -468,6 +468,15 @@ static void push_source(lua_State *L)
     lua_setfield(L, -2, "text");
 }
 
+/* In a call of its own without a message handler: what the loader says stays as it is. */
+static int read_chunk(lua_State *L)
+{
+    const struct gen_text *spec = &script_session(L)->spec;
+    if (luaL_loadbufferx(L, spec->data, spec->size, SPEC_CHUNK, "t") != LUA_OK)
+        lua_error(L);
+    return 1;
+}
+
 static int load_body(lua_State *L)
 {
     struct fp8gen *gen = script_session(L);
@@ -475,7 +484,11 @@ static int load_body(lua_State *L)
     script_push_function(L, "spec", "begin");
     push_source(L);
     lua_call(L, 1, 3); /* 1: the load, 2: its environment, 3: the metatable of its strings */
-    if (luaL_loadbufferx(L, gen->spec.data, gen->spec.size, SPEC_CHUNK, "t") != LUA_OK) {
+    lua_pushcfunction(L, read_chunk);
+    int code = lua_pcall(L, 0, 1, 0);
+    if (code == LUA_ERRMEM)
+        script_throw(L, gen_out_of_memory(gen));
+    if (code != LUA_OK) {
         script_push_function(L, "spec", "syntax_error");
         lua_pushvalue(L, 1);
         lua_pushvalue(L, 4);

@@ -492,6 +492,32 @@ local function check_unknown_recipes(state)
     end
 end
 
+-- What the spec made and then left out has no effect: layers in no list of layers, other models.
+-- `returned`: the record of the spec's model.
+function check.unused(state, returned)
+    local placed = {}
+    for _, record in ipairs(state.made) do
+        local list = record.what == "model" and record.fields and record.fields.layers
+        for _, item in next, type(list) == "table" and not state.records[list] and list or {} do
+            placed[state.records[item] or false] = true
+        end
+    end
+    for _, record in ipairs(state.made) do
+        local name = type(record.name) == "string" and quoted(record.name) .. " " or ""
+        if record.what == "layer" and not placed[record] and not record.called then
+            state.report:head(record, {
+                message = ("layer %sis in no model's layers"):format(name),
+                hint = "put it into layers = { ... }, or leave it out",
+            })
+        elseif record.what == "model" and record ~= returned and not record.called then
+            state.report:head(record, {
+                message = ("model %sis not the one that is returned"):format(name),
+                hint = "a spec has one model",
+            })
+        end
+    end
+end
+
 -- The model of a record; only complete if nothing was reported.
 function check.model(state, record)
     state.model_record = record

@@ -7,12 +7,13 @@
 -- and the caller falls back to the constructor or the line. Runs only to report, on text of at
 -- most 1 MiB.
 --
---   locate.new(text) -> index;  index:entry(path, name, line) -> entry | nil
+--   locate.new(text) -> index;  index:entry(record) -> entry | nil
 --   index:fields(entry) -> list of { key, key_at = span, value_at = span }
 --   A span is a pair of token numbers; index:place(first, last) -> line, column, length.
 
 local locate = {}
 local index_methods = {}
+local max_on_line = 16 -- calls of one name that are compared: a hostile spec costs little
 local index_meta = { __index = index_methods }
 
 -- ---- tokens -------------------------------------------------------------------------------------
@@ -58,8 +59,8 @@ local pairs_of_chars = { ["=="] = true, ["~="] = true, ["<="] = true, [">="] = t
 -- Kind and end of the token at `at`.
 local function token_at(text, at)
     local char = text:sub(at, at)
-    if char:find("[%a_]") then
-        return "name", select(2, text:find("^[%w_]*", at))
+    if char:find("[%a_\128-\255]") then -- Lua refuses the latter; report.lua shows them as one word
+        return "name", select(2, text:find("^[%w_\128-\255]*", at))
     elseif char:find("%d") or text:find("^%.%d", at) then
         local stop = select(2, text:find("^[%w.]*", at))
         while text:find("^[eEpP][+-]", stop) do
@@ -159,6 +160,16 @@ function index_methods:word_on(line, word)
     end
 end
 
+-- The first token of a line that is a name with characters beyond ASCII; nil if there is none.
+function index_methods:odd_on(line)
+    local first, last = self:line_span(line)
+    for n = first or 1, last or 0 do
+        if self.kind[n] == "name" and self:token(n):find("[\128-\255]") then
+            return n
+        end
+    end
+end
+
 -- ---- entries ------------------------------------------------------------------------------------
 
 local closers = { ["("] = ")", ["{"] = "}", ["["] = "]" }
@@ -213,13 +224,43 @@ function index_methods:argument(n)
     end
 end
 
+local simple_escapes = { a = "\a", b = "\b", f = "\f", n = "\n", r = "\r", t = "\t", v = "\v" }
+
+-- The text between the quotes of a string that Lua has read.
+local function unescaped(inner)
+    local parts, at = {}, 1
+    while true do
+        local slash = inner:find("\\", at, true)
+        parts[#parts + 1] = inner:sub(at, (slash or #inner + 1) - 1)
+        if not slash then
+            return table.concat(parts)
+        end
+        local char = inner:sub(slash + 1, slash + 1)
+        local digits = inner:match("^%d%d?%d?", slash + 1)
+        local hex = inner:match("^x(%x%x)", slash + 1)
+        local point = inner:match("^u{(%x+)}", slash + 1)
+        if char == "z" then
+            at = inner:find("%S", slash + 2) or #inner + 1
+        elseif digits then
+            parts[#parts + 1] = string.char(math.min(tonumber(digits), 255))
+            at = slash + 1 + #digits
+        elseif hex then
+            parts[#parts + 1] = string.char(tonumber(hex, 16))
+            at = slash + 4
+        elseif point then
+            parts[#parts + 1] = utf8.char(math.min(tonumber(point, 16), 0x7fffffff))
+            at = slash + 4 + #point
+        else
+            parts[#parts + 1] = simple_escapes[char] or char -- a quote, a backslash, a line's end
+            at = slash + 2
+        end
+    end
+end
+
 local function literal_of(index, first, last)
     if first == last and index.kind[first] == "string" then
         local token = index:token(first)
-        if token:find("\\", 1, true) then
-            return nil -- escapes are not decoded: as good as computed
-        end
-        return token:match("^%[=*%[\n?(.*)%]=*%]$") or token:sub(2, -2)
+        return token:match("^%[=*%[\n?(.*)%]=*%]$") or unescaped(token:sub(2, -2))
     end
 end
 
@@ -260,17 +301,50 @@ function index_methods:calls(path, named)
     return calls
 end
 
--- The call of `path` with the name `name` (nil = none or not a literal) that debug info places on
--- `line`; calls of a path without a dot have one. Versions of Lua differ in what they call its
--- line: that of the callee, of the name or of the brace. A call with just this name goes before
--- one whose name is computed.
-function index_methods:entry(path, name, line)
-    local calls = self:calls(path, not path:find(".", 1, true))
-    for _, key in ipairs({ name or "", "" }) do
-        local best
+-- How well the fields that the text shows between the braces of an entry are those of a record.
+function index_methods:likeness(entry, fields)
+    local score, shown = 0, {}
+    entry.listed = entry.listed or self:fields(entry)
+    for _, field in ipairs(entry.listed) do
+        local value = field.key and fields[field.key]
+        if field.key then
+            local first, last = field.value_at[1], field.value_at[2]
+            local text = literal_of(self, first, last)
+            local number = first == last and self.kind[first] == "number"
+                and tonumber(self:token(first))
+            shown[field.key] = true
+            score = score + (value ~= nil and 1 or -1)
+            if text or number then
+                score = score + (value == (text or number) and 1 or -1)
+            end
+        end
+    end
+    for key in next, fields do
+        score = score - (type(key) == "string" and not shown[key] and 1 or 0)
+    end
+    return score
+end
+
+-- The call that made a record { path, name, line, fields }, where debug info places it on `line`;
+-- calls of a path without a dot have a name (nil = none or not a literal). Versions of Lua differ in
+-- what they call the line: that of the callee, of the name or of the brace. A call with just this
+-- name goes before one whose name is computed; of several on one line the one most like the record.
+function index_methods:entry(record)
+    local line = record.line
+    local calls = self:calls(record.path, not record.path:find(".", 1, true))
+    for _, key in ipairs({ record.name or "", "" }) do
+        local found = {}
         for _, entry in ipairs(calls[key] or {}) do
             if entry.line <= line and line <= entry.open_line then
-                best = entry
+                found[#found + 1] = entry
+            end
+        end
+        local best, best_score = found[#found], nil
+        for i = #found, 1, -1 do
+            local several = #found > 1 and #found <= max_on_line
+            local score = several and record.fields and self:likeness(found[i], record.fields)
+            if score and (not best_score or score > best_score) then
+                best, best_score = found[i], score
             end
         end
         if best then

@@ -41,6 +41,10 @@ function methods:full()
     return #self.list >= max_shown
 end
 
+function methods:empty()
+    return #self.list == 0
+end
+
 function methods:index()
     if not self.text_index then
         self.text_index = locate.new(self.source.text)
@@ -99,7 +103,7 @@ local function located(self, entry)
             local field = self:field(entry.parent, entry.key)
             place = field and self:index():table_at(field.value_at)
         elseif entry.line then
-            place = self:index():entry(entry.path, entry.name, entry.line)
+            place = self:index():entry(entry)
         end
         entry.place = place or false
     end
@@ -229,6 +233,11 @@ function methods:word(line, word, problem)
         first, last = self:index():line_span(line)
     end
     add(self, first and { first, last }, line, problem)
+end
+
+-- Tokens of the text, by number.
+function methods:tokens(first, last, problem)
+    add(self, { first, last }, nil, problem)
 end
 
 -- The last token of the text.

@@ -128,6 +128,14 @@ local function format(text, ...)
     return string.format(text, table.unpack(args, 1, args.n))
 end
 
+-- A Lua function called last, as in `return f(x)`, would take the place of the spec's line in the
+-- stack; behind a C function it does not, and an error has its line.
+local function in_place(f)
+    return host.located(function(_, ...)
+        return f(...)
+    end)
+end
+
 -- ---- guards: what is not there says so ----------------------------------------------------------
 
 local output = "a spec gives a model and has no output"
@@ -203,6 +211,7 @@ local function make(state, record)
         __metatable = false,
     })
     state.records[object] = record
+    state.made[#state.made + 1] = record
     return object
 end
 
@@ -225,11 +234,14 @@ local function named_constructor(state, path, what)
             record.name = nil
             return finish(state, record, line, name, ...)
         end
+        local unfinished = { path = path, what = what, name = name, line = line, open = true }
         local open = host.located(function(inner_line, ...)
             local own = { path = path, what = what, name = name, line = line }
+            unfinished.called = true
             return finish(state, own, inner_line or line, ...)
         end)
-        state.records[open] = { path = path, what = what, name = name, line = line, open = true }
+        state.records[open] = unfinished
+        state.made[#state.made + 1] = unfinished
         return open
     end)
 end
@@ -268,17 +280,18 @@ local string_names = { "lower", "rep", "sub", "upper" }
 
 local function string_library()
     local library = copy(string_names, string)
-    library.format = format
+    library.format = in_place(format)
     return guard(library, "string")
 end
 
--- state.records receives: object or unfinished constructor -> record. Returns the environment and
+-- state.records receives: object or unfinished constructor -> record; state.made the records of
+-- models, layers and recipes in the order they were made. Returns the environment and
 -- the metatable of strings.
 function sandbox.open(state)
     local tables = copy(table_names, table)
-    tables.sort, tables.move = sort, move
+    tables.sort, tables.move = in_place(sort), in_place(move)
     local env = copy({ "ipairs", "type", "tonumber", "select" }, _G)
-    env.pairs = sorted_pairs
+    env.pairs = in_place(sorted_pairs)
     env.tostring = to_text
     env.math = guard(copy(math_names, math), "math")
     env.table = guard(tables, "table")

@@ -29,6 +29,7 @@ function spec.begin(source)
         report = report.new(source),
         overrides = overrides,
         records = {},
+        made = {},
         unknown_recipes = {},
     }
     return load, sandbox.open(load)
@@ -51,7 +52,56 @@ local function syntax_hint(message, near)
     end
 end
 
+-- Lua stops at a nesting of 200 without saying where: the shortest beginning of the text at which it
+-- does so ends there.
+local function nesting_error(load)
+    local index = load.report:index()
+    local low, high = 1, index.count
+    while low < high do
+        local middle = (low + high) // 2
+        local _, message = _G.load(index.text:sub(1, index.last[middle]), "=spec", "t")
+        if message and message:find("C stack overflow", 1, true) then
+            high = middle
+        else
+            low = middle + 1
+        end
+    end
+    load.report:tokens(low, low, {
+        message = "nested too deeply (limit 200)",
+        hint = "a bracket, a function, an operator in front or .. opens a level",
+    })
+end
+
+-- The hint for a name with characters that no name has.
+local function odd_hint(word)
+    local names = schema.names("layer")
+    table.move(schema.names("model"), 1, #schema.names("model"), #names + 1, names)
+    local near = locate.nearest(word, names)
+    return near and ("did you mean '%s'?"):format(near)
+        or "names are ASCII letters, digits and _; a text has plain quotes"
+end
+
+-- Lua names one byte of it.
+local function odd_character(load, line)
+    local at = load.report:index():odd_on(line)
+    if not at then
+        return false
+    end
+    local word = load.report:index():token(at)
+    local character = word:match(utf8.charpattern, word:find("[\128-\255]"))
+    load.report:tokens(at, at, {
+        message = ("the character %s (U+%04X) outside quotes and comments"):format(
+            report.quoted(character), utf8.codepoint(character)),
+        hint = odd_hint(word),
+    })
+    return true
+end
+
 function spec.syntax_error(load, message)
+    if message:find("C stack overflow", 1, true) == 1 then
+        nesting_error(load)
+        return load.report:result()
+    end
     local line, text = message:match("^spec:(%d+): (.*)$")
     line, text = tonumber(line), text or message
     local near = text:match(" near '(.*)'$")
@@ -59,9 +109,10 @@ function spec.syntax_error(load, message)
         message = text:gsub("[\n\r\t]", escaped):gsub(" near <eof>$", " at the end of the file"),
         hint = syntax_hint(text, near),
     }
+    local odd = line and near and near:find("^<\\%d+>$") and odd_character(load, line)
     if text:find("<eof>$") then
         load.report:last(problem)
-    else
+    elseif not odd then
         load.report:word(line, near, problem)
     end
     return load.report:result()
@@ -151,7 +202,11 @@ local function check_result(load, count, value)
     elseif record.open then
         load.report:last_word("return", { message = "the model has no fields", hint = form })
     else
-        return check.model(load, record)
+        local model = check.model(load, record)
+        if load.report:empty() then
+            check.unused(load, record)
+        end
+        return model
     end
 end
 
