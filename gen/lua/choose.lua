@@ -225,10 +225,16 @@ local function tuned(gemm, range, entry, other)
     local problem = problem_of(gemm, tokens_for(gemm, range))
     local measured = problem_of(gemm, entry.measured_tokens)
     local seconds = entry.microseconds * 1e-6 * tile.flops(problem) / tile.flops(measured)
-    local reason = ("tuned: %s TFLOP/s measured at M %d%s"):format(
-        figure(measured, entry.microseconds * 1e-6), entry.measured_tokens,
-        entry.second and (", next %s %s"):format(entry.second.name,
-            figure(measured, entry.second.microseconds * 1e-6)) or "")
+    local function measured_figure(microseconds) return figure(measured, microseconds * 1e-6) end
+    local reason = ("tuned: %s TFLOP/s measured at M %d"):format(
+        measured_figure(entry.microseconds), entry.measured_tokens)
+    if entry.second then
+        reason = ("%s, next %s %s"):format(reason, entry.second.name,
+            measured_figure(entry.second.microseconds))
+    end
+    if entry.bf16 and entry.bf16 < entry.microseconds then
+        reason = ("%s; bf16 is faster here: %s"):format(reason, measured_figure(entry.bf16))
+    end
     if not entry.configuration then
         local choice = cublaslt(gemm, seconds, reason)
         choice.algo, choice.version = entry.algo, entry.version

@@ -16,14 +16,14 @@
     " linear \"" name "\" { in_features = 64, out_features = 48, " fields "},\n"
 
 const char rig_every_variant[] = "return model \"variants\" { layers = {\n"
-    /* bf16 and fp32 weights; hybrid and e4m3; power of two or not; with and without bias. */
-    LAYER("a", "bias = true")
-        LAYER("b", "bias = true, recipe = recipe.current { power_of_two = true }, "
-                   "weight = \"fp32\", grad_weight = \"bf16\"")
-            LAYER("c", "recipe = recipe.current { format = \"e4m3\" }, weight = \"fp32\", "
-                       "output = \"fp32\"")
-                LAYER("d", "recipe = recipe.current { format = \"e4m3\", power_of_two = true }, "
-                           "grad_input = \"fp32\"") "} }\n";
+    /* bf16 and fp32 weights, all outputs; hybrid and e4m3; power of two or not; with and without bias. */
+    LAYER("a", "bias = true") LAYER("b",
+                                    "bias = true, recipe = recipe.current { power_of_two = true }, "
+                                    "weight = \"fp32\", grad_weight = \"bf16\"")
+        LAYER("c", "recipe = recipe.current { format = \"e4m3\" }, weight = \"fp32\", "
+                   "output = \"fp32\"")
+            LAYER("d", "recipe = recipe.current { format = \"e4m3\", power_of_two = true }, "
+                       "grad_input = \"fp32\", output = \"fp16\", grad_weight = \"fp16\"") "} }\n";
 
 const char rig_small[] = "return model \"small\" { layers = {\n" LAYER("a", "bias = true") "} }\n";
 
@@ -65,11 +65,17 @@ void rig_remove(const char *path)
 
 struct fp8gen *rig_open(const char *spec, const char *template_dir)
 {
+    return rig_open_gemm(spec, template_dir, NULL);
+}
+
+struct fp8gen *rig_open_gemm(const char *spec, const char *template_dir, const char *gemm)
+{
     fp8gen_options options = FP8GEN_OPTIONS_INIT;
     struct fp8gen *gen;
     options.template_dir = template_dir;
     assert_int_equal(fp8gen_open(&options, &gen), FP8GEN_OK);
-    if (fp8gen_load_text(gen, "test.lua", spec, strlen(spec)) != FP8GEN_OK)
+    fp8gen_status status = gemm != NULL ? fp8gen_override(gen, "gemm", gemm) : FP8GEN_OK;
+    if (status != FP8GEN_OK || fp8gen_load_text(gen, "test.lua", spec, strlen(spec)) != FP8GEN_OK)
         fail_msg("%s", fp8gen_diagnostics(gen));
     return gen;
 }

@@ -21,6 +21,8 @@ void rig_remove(const char *path);
 
 /* A session with this spec; fails the test if the spec is wrong. template_dir may be NULL. */
 struct fp8gen *rig_open(const char *spec, const char *template_dir);
+/* The same with a forced choice of every GEMM: "cublaslt", or a configuration. */
+struct fp8gen *rig_open_gemm(const char *spec, const char *template_dir, const char *gemm);
 
 /* The built-in templates as files. With `only`, the others are kernels that do nothing and compile at
  * once; NULL = all as they are. */
@@ -30,7 +32,7 @@ void rig_copy_templates(const char *folder, const char *only);
 char *rig_read(const char *path, size_t *size);
 void rig_write(const char *path, const char *text);
 
-/* A spec whose kernels are all that the planner can ask for. */
+/* A spec whose kernels, those of generated GEMMs aside, are all that the planner can ask for. */
 extern const char rig_every_variant[];
 /* A spec of one small layer. */
 extern const char rig_small[];

@@ -1,6 +1,6 @@
 /*
  * test_variants.c - every template and every variant that a plan can ask for, compiled for every arch
- * that this NVRTC knows. Needs no GPU. No error, no spill, no warning.
+ * that this NVRTC knows; of GEMMs see test_gemm.c. Needs no GPU. No error, no spill, no warning.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -42,7 +42,7 @@ static void test_every_variant(void **state)
     struct gen_plan *plan;
     struct gen_jobs jobs = { 0 };
     known_archs(archs);
-    struct fp8gen *gen = rig_open(rig_every_variant, NULL);
+    struct fp8gen *gen = rig_open_gemm(rig_every_variant, NULL, "cublaslt");
     assert_int_equal(gen_expand_plan(gen, &plan), FP8GEN_OK);
     assert_int_equal(gen_nvrtc_open(gen), FP8GEN_OK);
     assert_int_equal(gen_make_jobs(gen, plan, archs, &jobs), FP8GEN_OK);
@@ -68,7 +68,7 @@ static void test_every_template(void **state)
 {
     (void)state;
     struct gen_plan *plan;
-    struct fp8gen *gen = rig_open(rig_every_variant, NULL);
+    struct fp8gen *gen = rig_open_gemm(rig_every_variant, NULL, "generated");
     assert_int_equal(gen_expand_plan(gen, &plan), FP8GEN_OK);
     for (const struct embedded_file *file = gen_embedded_files; file->name != NULL; file++) {
         size_t length = strlen(file->name);
