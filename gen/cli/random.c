@@ -53,29 +53,41 @@ static uint16_t round_bf16(float value)
     return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+static uint16_t round_fp16(float value)
+{
+    int exponent;
+    float magnitude = fabsf(value);
+    (void)frexpf(magnitude, &exponent);
+    exponent =
+        exponent - 1 > -14 ? exponent - 1 : -14; /* of the binade; the subnormals' is the last */
+    int units = (int)rintf(ldexpf(magnitude, 10 - exponent));
+    int code = ((exponent + 14) << 10) + units;
+    return (uint16_t)((code < 0x7bff ? code : 0x7bff) | (value < 0 ? 0x8000 : 0));
+}
+
 struct fill {
     void *target;
     fp8_dtype dtype;
     int64_t count;
     double sigma;
     uint64_t key;
-    uint16_t bf16[TABLE];
+    uint16_t halves[TABLE]; /* the quantiles as bf16 or fp16 */
 };
 
-static void fill_bf16(const struct fill *fill, int64_t first, int64_t end)
+static void fill_halves(const struct fill *fill, int64_t first, int64_t end)
 {
     uint16_t *target = fill->target;
     int64_t i = first;
     for (; i + 4 <= end; i += 4) {
         uint64_t word = mix(fill->key + (uint64_t)(i / 4 + 1) * 0x9e3779b97f4a7c15u);
-        target[i] = fill->bf16[word & 0xffff];
-        target[i + 1] = fill->bf16[word >> 16 & 0xffff];
-        target[i + 2] = fill->bf16[word >> 32 & 0xffff];
-        target[i + 3] = fill->bf16[word >> 48];
+        target[i] = fill->halves[word & 0xffff];
+        target[i + 1] = fill->halves[word >> 16 & 0xffff];
+        target[i + 2] = fill->halves[word >> 32 & 0xffff];
+        target[i + 3] = fill->halves[word >> 48];
     }
     uint64_t word = mix(fill->key + (uint64_t)(i / 4 + 1) * 0x9e3779b97f4a7c15u);
     for (; i < end; i++, word >>= 16)
-        target[i] = fill->bf16[word & 0xffff];
+        target[i] = fill->halves[word & 0xffff];
 }
 
 static void fill_fp32(const struct fill *fill, int64_t first, int64_t end)
@@ -96,8 +108,8 @@ static void fill_chunk(void *user, int64_t index)
     const struct fill *fill = user;
     int64_t first = index * CHUNK;
     int64_t end = first + CHUNK < fill->count ? first + CHUNK : fill->count;
-    if (fill->dtype == FP8_DTYPE_BF16)
-        fill_bf16(fill, first, end);
+    if (fill->dtype != FP8_DTYPE_FP32)
+        fill_halves(fill, first, end);
     else
         fill_fp32(fill, first, end);
 }
@@ -109,6 +121,7 @@ void cli_random_fill(void *target, fp8_dtype dtype, int64_t count, double sigma,
     pthread_once(&quantiles_once, make_quantiles);
     fill.key = cli_random_word(seed, stream, 0);
     for (int i = 0; i < TABLE; i++)
-        fill.bf16[i] = round_bf16((float)(quantiles[i] * sigma));
+        fill.halves[i] = dtype == FP8_DTYPE_FP16 ? round_fp16((float)(quantiles[i] * sigma))
+                                                 : round_bf16((float)(quantiles[i] * sigma));
     cli_parallel((count + CHUNK - 1) / CHUNK, fill_chunk, &fill);
 }

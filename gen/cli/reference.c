@@ -428,6 +428,31 @@ bool ref_products(const struct ref_source *a, const struct ref_source *b, int64_
     return done;
 }
 
+bool ref_sizes(const struct ref_source *a, const struct ref_source *b, int64_t depth, double *out)
+{
+    float *av = gather_vectors(a, depth), *bv = gather_vectors(b, depth);
+    bool done = av && bv;
+    for (int64_t i = 0; done && i < a->sample->count * depth; i++)
+        av[i] = fabsf(av[i]);
+    for (int64_t i = 0; done && i < b->sample->count * depth; i++)
+        bv[i] = fabsf(bv[i]);
+    struct products p = { av, bv, depth, b->sample->count, a->factor * b->factor, out, NULL };
+    if (done)
+        cli_parallel(a->sample->count, product_row, &p);
+    free(av);
+    free(bv);
+    return done;
+}
+
+double ref_half_ulp(double value, fp8_dtype dtype)
+{
+    int bits = dtype == FP8_DTYPE_FP32 ? 23 : dtype == FP8_DTYPE_FP16 ? 10 : 7;
+    int lowest = dtype == FP8_DTYPE_FP16 ? -14 : -126, exponent;
+    (void)frexp(value, &exponent); /* value = 0.5 to 1 times 2^exponent */
+    exponent = value != 0 && exponent - 1 > lowest ? exponent - 1 : lowest;
+    return ldexp(1, exponent - bits - 1);
+}
+
 void ref_gather(const fp8_tensor *tensor, const struct ref_sample *rows,
                 const struct ref_sample *cols, double *out)
 {

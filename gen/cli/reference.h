@@ -52,6 +52,12 @@ struct ref_source {
 bool ref_products(const struct ref_source *a, const struct ref_source *b, int64_t depth,
                   double *out, double *magnitude);
 
+/* out[...] = sum over k < depth of |a[i,k] b[j,k]|: what an error of accumulation is a share of. */
+bool ref_sizes(const struct ref_source *a, const struct ref_source *b, int64_t depth, double *out);
+
+/* Half the distance of `value` to the next number of the dtype: the error of one correct rounding. */
+double ref_half_ulp(double value, fp8_dtype dtype);
+
 /* The sampled elements of a tensor as float64. */
 void ref_gather(const fp8_tensor *tensor, const struct ref_sample *rows,
                 const struct ref_sample *cols, double *out);

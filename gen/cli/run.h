@@ -48,10 +48,12 @@ struct run_row {
     char shape[72];
     char kernel[128], dtype[64];
     double seconds, flops, bytes;
-    double error, error_bound;
+    double error, error_bound; /* a bound of -1 with `each`: every output is judged by itself */
     double sqnr, sqnr_bound;
     double dbias_error;
     int64_t samples;
+    bool each;         /* few outputs or little depth: each of them is judged, no average */
+    bool no_bound;     /* the project promises none for this accumulation at this depth */
     int bit_equal;     /* 1 yes, 0 no, -1 does not apply */
     char failure[192]; /* "" = ok */
 };
@@ -69,6 +71,8 @@ int run_pass(struct run_layer *run, fp8_pass pass, bool accumulate);
 int run_pass_timed(struct run_layer *run, fp8_pass pass, bool accumulate, double *seconds);
 /* Fills x with both copies of the quantised x. */
 int run_quantize_x(struct run_layer *run);
+/* Fills dw with numbers that an accumulating wgrad adds to. */
+int run_fill_dw(struct run_layer *run);
 int run_download(const struct run_layer *run, enum run_buffer buffer);
 /* The tensor, and the operand, in host memory. */
 fp8_tensor run_host_tensor(const struct run_layer *run, enum run_buffer buffer);

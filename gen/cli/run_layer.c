@@ -21,6 +21,8 @@ static const char *const buffer_names[RUN_BUFFER_COUNT] = {
     "dbias", "x quantised", "saved", "weight", "grad", "workspace"
 };
 
+static const double dy_sigma = 0.001;
+
 static void describe_tensors(struct run_layer *run)
 {
     const fp8_layer_info *i = &run->info;
@@ -92,7 +94,7 @@ static int make_data(struct run_layer *run)
     const double sigmas[] = { [RUN_X] = 1.0,
                               [RUN_W] = 1 / sqrt((double)run->info.in_features),
                               [RUN_BIAS] = 0.1,
-                              [RUN_DY] = 0.001 };
+                              [RUN_DY] = dy_sigma };
     for (int b = RUN_X; b <= RUN_DY; b++) {
         const fp8_tensor *t = &run->tensors[b];
         int code = cli_device_synchronize(run->device);
@@ -289,8 +291,8 @@ int run_pass_timed(struct run_layer *run, fp8_pass pass, bool accumulate, double
     if (status)
         return cli_fp8_failed(status, "layer '%s', %s", run->info.name, fp8_pass_name(pass));
     int code = CLI_DONE;
-    if (accumulate) /* the repeats added to dw: start again from dw */
-        code = run_pass(run, pass, false);
+    if (accumulate) /* the repeats added to dw: begin again with what it was */
+        code = cli_buffer_upload(run->device, &run->buffers[RUN_DW]);
     if (!code)
         code = poison(run, pass, accumulate);
     return code ? code : run_pass(run, pass, accumulate);
@@ -306,6 +308,20 @@ int run_quantize_x(struct run_layer *run)
     fp8_status status = fp8_quantize(run->layer, &args);
     return status ? cli_fp8_failed(status, "layer '%s', quantising x", run->info.name)
                   : cli_device_synchronize(run->device);
+}
+
+/* A quarter of the size of dw: a product that is rounded before it is added to numbers of its own size
+ * would pass for one that is not. */
+int run_fill_dw(struct run_layer *run)
+{
+    const fp8_tensor *dw = &run->tensors[RUN_DW];
+    double sigma = 0.25 * dy_sigma * sqrt((double)(run->m ? run->m : 1));
+    int code = cli_device_synchronize(run->device);
+    if (code)
+        return code;
+    cli_random_fill(run->buffers[RUN_DW].host, dw->dtype, dw->rows * dw->cols, sigma, run->seed,
+                    RUN_DW);
+    return cli_buffer_upload(run->device, &run->buffers[RUN_DW]);
 }
 
 /* ---- results -------------------------------------------------------------------------------------------- */

@@ -3,7 +3,8 @@
  *
  * Rows come as the passes finish. JSON lines are written at once, so that a long run can be followed;
  * the table is printed at the end, when its widths are known. "error" is that of the kernel, with its
- * bound; "SQNR" is that of FP8 against the original tensors.
+ * bound, or "each" where every output is judged by itself; "SQNR" is that of FP8 against the original
+ * tensors.
  */
 #include <jansson.h>
 #include <math.h>
@@ -18,7 +19,7 @@ struct run_report {
     const char *model;
     const struct cli_device *device;
     struct cli_table *table;
-    int failures, rows;
+    int failures, unjudged, rows;
 };
 
 struct run_report *run_report_create(bool json, const char *model, const struct cli_device *device)
@@ -41,17 +42,22 @@ static json_t *number_or_null(double value, bool known)
     return known && isfinite(value) ? json_real(value) : json_null();
 }
 
+static const char *verdict(const struct run_row *row)
+{
+    return row->failure[0] ? "failed" : row->no_bound ? "not judged" : "ok";
+}
+
 static void print_json(const struct run_report *report, const struct run_layer *run,
                        const struct run_row *row)
 {
     const fp8_layer_info *i = &run->info;
     bool has_speed = row->seconds > 0;
-    json_t *object = json_pack(
-        "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:s, s:s}", "model", report->model,
-        "layer", i->name, "pass", row->pass, "M", (json_int_t)run->m, "N",
-        (json_int_t)i->out_features, "K", (json_int_t)i->in_features, "spec_M",
-        (json_int_t)run->wanted_m, "recipe", i->recipe, "device", report->device->info.name,
-        "kernel", row->kernel, "dtype", row->dtype, "verdict", row->failure[0] ? "failed" : "ok");
+    json_t *object = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:s, s:s}",
+                               "model", report->model, "layer", i->name, "pass", row->pass, "M",
+                               (json_int_t)run->m, "N", (json_int_t)i->out_features, "K",
+                               (json_int_t)i->in_features, "spec_M", (json_int_t)run->wanted_m,
+                               "recipe", i->recipe, "device", report->device->info.name, "kernel",
+                               row->kernel, "dtype", row->dtype, "verdict", verdict(row));
     if (!object) {
         cli_error("out of memory");
         return;
@@ -71,6 +77,10 @@ static void print_json(const struct run_report *report, const struct run_layer *
                         number_or_null(row->sqnr_bound, row->sqnr_bound >= 0));
     json_object_set_new(object, "dbias_error",
                         number_or_null(row->dbias_error, row->dbias_error >= 0));
+    json_object_set_new(object, "judged",
+                        row->each               ? json_string("each")
+                        : row->error_bound >= 0 ? json_string("average")
+                                                : json_null());
     json_object_set_new(object, "samples", json_integer(row->samples));
     json_object_set_new(object, "bit_equal",
                         row->bit_equal < 0 ? json_null() : json_boolean(row->bit_equal));
@@ -101,6 +111,8 @@ static void error_cell(struct cli_table *table, const struct run_row *row)
     if (row->bit_equal >= 0 && row->error < 0)
         cli_table_cell(table, CLI_PLAIN, "%s%s", row->bit_equal ? "bit-equal" : "bytes differ",
                        dbias);
+    else if (row->each)
+        cli_table_cell(table, CLI_PLAIN, "%.2e (each)", row->error);
     else if (row->error_bound >= 0)
         cli_table_cell(table, CLI_PLAIN, "%.2e (%.1e)", row->error, row->error_bound);
     else
@@ -127,13 +139,17 @@ static void print_row(struct cli_table *table, const struct run_layer *run,
         cli_table_cell(table, CLI_PLAIN, "%.1f dB", row->sqnr);
     else
         cli_table_cell(table, CLI_PLAIN, "-");
-    cli_table_cell(table, bad ? CLI_RED : CLI_GREEN, "%s%s", bad ? "FAILED: " : "ok", row->failure);
+    if (bad)
+        cli_table_cell(table, CLI_RED, "FAILED: %s", row->failure);
+    else
+        cli_table_cell(table, row->no_bound ? CLI_PLAIN : CLI_GREEN, "%s", verdict(row));
 }
 
 void run_report_row(struct run_report *report, const struct run_layer *run,
                     const struct run_row *row)
 {
     report->rows++;
+    report->unjudged += !row->failure[0] && row->no_bound;
     if (row->failure[0]) {
         report->failures++;
         cli_error("layer '%s', %s: %s", run->info.name, row->pass, row->failure);
@@ -149,9 +165,13 @@ int run_report_finish(struct run_report *report)
     int failures = report->failures;
     if (!report->json && report->rows) {
         cli_table_print(report->table, 0);
-        printf("%s on %s: %d passes, %s%d failed%s\n", report->model, report->device->info.name,
+        printf("%s on %s: %d passes, %s%d failed%s", report->model, report->device->info.name,
                report->rows, cli_style_on(failures ? CLI_RED : CLI_GREEN), failures,
                cli_style_off());
+        if (report->unjudged)
+            printf(", %d not judged (fast accumulation has no bound at this depth)",
+                   report->unjudged);
+        printf("\n");
     }
     cli_table_destroy(report->table);
     free(report);

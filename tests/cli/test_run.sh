@@ -50,6 +50,51 @@ expect_code 0
 expect_err ''
 expect_out_has "64 x 4096 x 2048"
 
+spec_of() { # M N K and fields of the model
+    echo "return model 'small' { tokens = $1, $4 layers = { linear 'a' { in_features = $3, out_features = $2 } } }"
+}
+
+case_of "layers of a few outputs or of little depth pass: no average is asked of them"
+small() { # M N K, fields, seeds
+    spec_of "$1" "$2" "$3" "$4" >"$T/small.lua"
+    for seed in $5; do
+        run fp8gen run "$T/small.lua" --device host --seed "$seed"
+        expect_code 0
+        expect_out_has "(each)"
+        expect_out_has "6 passes"
+    done
+}
+for shape in "1 1 1" "2 1 1" "5 1 2" "1 7 1" "4 3 2" "1000 1 1"; do
+    small $shape "bias = true," "0 3 5 15"
+    small $shape "" "3 5 15"
+    small $shape "grad_weight = 'bf16', output = 'fp16'," "1 2"
+    small $shape "grad_weight = 'fp16', accumulation = { fprop = 'split' }," "1"
+done
+# many outputs of few quantised numbers: SQNR is no average either
+small 100 120 1 "" 15
+small 120 2 100 "" 7
+
+case_of "fast accumulation deeper than its bound is not judged, and that is said"
+spec_of 16 100 30000 "" >"$T/deep.lua"
+run fp8gen run "$T/deep.lua" --device host
+expect_code 0
+expect_out_has "not judged"
+expect_out_has "0 failed, 1 not judged"
+spec_of 16 100 30000 "accumulation = { fprop = 'split' }," >"$T/deep.lua"
+run fp8gen run "$T/deep.lua" --device host
+expect_code 0
+expect_out_lacks "not judged"
+run fp8gen help run
+expect_out_has "28,672"
+
+case_of "wgrad adds to dw in every dtype"
+for dtype in bf16 fp16 fp32; do
+    spec_of 64 48 200 "grad_weight = '$dtype'," >"$T/add.lua"
+    run fp8gen run "$T/add.lua" --device host --json
+    expect_code 0
+    expect_out_has '"pass":"wgrad +="'
+done
+
 case_of "the seed decides the data"
 run fp8gen run $spec --device host --layer gate --json --seed 5
 first=$(sed 's/"seconds":[^,]*//; s/"gbytes_per_s":[^,]*//; s/"tflops":[^,]*//' "$out")
@@ -63,16 +108,17 @@ run fp8gen run $spec --device host --layer gate --json --seed 6
 case_of "one JSON object per row"
 run fp8gen run $spec --device host --layer head --json
 expect_code 0
-[ "$(wc -l <"$out")" = 5 ] || fail "5 lines expected (bf16 dw does not accumulate here)"
+[ "$(wc -l <"$out")" = 6 ] || fail "6 lines expected"
 if command -v python3 >/dev/null; then
     python3 - "$out" <<'CHECK' || fail "rows with their keys expected"
 import json, sys
 rows = [json.loads(line) for line in open(sys.argv[1])]
-assert [row["pass"] for row in rows] == ["weight", "fprop", "quantize_dy", "wgrad", "dgrad"]
+assert [row["pass"] for row in rows] == ["weight", "fprop", "quantize_dy", "wgrad", "wgrad +=", "dgrad"]
 for row in rows:
     assert row["verdict"] == "ok" and row["layer"] == "head" and row["N"] == 2556 and row["kernel"] and row["dtype"]
 assert rows[1]["error"] <= rows[1]["error_bound"] and rows[1]["sqnr_db"] >= rows[1]["sqnr_bound_db"] == 28
 assert rows[3]["sqnr_bound_db"] == 24 and rows[0]["bit_equal"] is True
+assert rows[4]["judged"] == "average" and rows[4]["error_bound"] == 0.002 and "bf16" in rows[4]["dtype"]
 CHECK
 fi
 
@@ -159,6 +205,19 @@ if command -v cc >/dev/null; then
     expect_code 4
     expect_out_has "FAILED: relative error"
     expect_err_has "1 result is out of bounds"
+    # one wrong number among few, by two units in the last place
+    spec_of 3 2 2 "" >"$T/few.lua"
+    run env LD_PRELOAD="${asan:+$asan:}$T/broken.so" BROKEN=ulp "$FP8GEN" run "$T/few.lua" --device host
+    expect_code 4
+    expect_out_has "FAILED: "
+    # rounded before the sum and after it
+    spec_of 64 48 200 "grad_weight = 'bf16'," >"$T/add.lua"
+    for fault in none twice; do
+        run env LD_PRELOAD="${asan:+$asan:}$T/broken.so" BROKEN=$fault "$FP8GEN" run "$T/add.lua" --device host
+        expect_code $([ $fault = none ] && echo 0 || echo 4)
+    done
+    expect_out_has "bound 2.0e-03"
+    expect_err_has "wgrad +="
 else
     skip_case "no C compiler for the preloaded library"
 fi
