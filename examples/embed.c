@@ -4,10 +4,10 @@
  *     fp8gen build specs/llama3_8b.lua --arch sm_90a -o llama3_8b
  *     example_embed llama3_8b qkv [tokens]
  *
- * Runs on GPU 0 if there is one that the bundle has kernels for, else on the host: the calls are
- * fills `saved`, backward reads it and leaves dx, dw and dbias. All of it lies in buffers that the
- * fills `saved`, backward reads it and leaves dx, dw and dbias. All of it lives in buffers that the
- * caller sized with fp8_layer_bytes, so that nothing is allocated while training.
+ * Runs on GPU 0 if there is one that the bundle has kernels for, else on the host: the calls are the
+ * same. What is worth seeing is in run(): quantise the weight once per step, fprop fills `saved`,
+ * backward reads it and leaves dx, dw and dbias. All of it lies in buffers that the caller sized with
+ * fp8_layer_bytes, so that nothing is allocated while training.
  */
 #include <math.h>
 #include <stdio.h>
@@ -140,7 +140,7 @@ static void run(fp8_context *context, const fp8_layer *layer, const fp8_layer_in
 
     fp8_weight_args update = FP8_WEIGHT_ARGS_INIT;
     update.w = &w.tensor;
-    update.version = 1; /* count it up after each optimizer step */
+    update.version = 1; /* another one for each weight and each optimizer step */
     update.weight = &weight;
     update.call = call;
     CHECK(fp8_weight_update(layer, &update));
