@@ -40,4 +40,18 @@ case_of "embed: usage"
 run "$embed"
 expect_code 2
 
+case_of "jit: layers by description, on the CPU"
+export FP8GEN_CACHE_DIR=$T/cache
+run "$FP8_TEST_BUILD/bin/example_jit"
+expect_code 0
+expect_out_has "64 -> 256: "
+expect_out_has "256 -> 64: "
+expect_err ''
+run "$FP8_TEST_BUILD/bin/example_jit" 100 30 7
+expect_code 0
+expect_out_has "100 -> 30: "
+run "$FP8_TEST_BUILD/bin/example_jit" 0 30 7
+expect_code 1
+expect_err_has "in_features is 0"
+
 finish
