@@ -1,9 +1,10 @@
 /*
  * gemm_generated.c - a product by a kernel of the bundle: its tensor maps and its launch.
  *
- * In: the evaluated arguments of a gemm step. The maps are encoded for each call, on the stack: M, the caller's
- * addresses and leading dims change from call to call, and encoding is a few hundred nanoseconds of host time.
- * Any address and leading dim of out is served: where TMA cannot write it, the kernel's threads do.
+ * In: the evaluated arguments of a gemm step. The maps are encoded for each call, on the stack: M,
+ * the caller's addresses and leading dims change from call to call, and encoding is a few hundred
+ * nanoseconds of host time. Any address and leading dim of out is served: where TMA cannot write
+ * it, the kernel's threads do.
  */
 #include "runtime/gemm_plan.h"
 
@@ -72,13 +73,16 @@ static fp8_status encode(const struct fp8_context *context, const struct fp8_ker
         (long long)view->pitch);
 }
 
-/* Whether TMA can write this output: it takes whole steps of 16 bytes, and adds in the output's own dtype. */
+/* Whether TMA can write this output: address, pitch and row are whole steps of 16 bytes (a row that ends
+ * within a step would have the rest of the step written too: measured), and it adds in the output's own
+ * dtype. */
 static bool is_mappable(const struct fp8_kernel *kernel, const struct view *out)
 {
     if (kernel->semantics.accumulate && out->dtype != FP8_DTYPE_FP32)
         return false;
+    int64_t row_bytes = out->cols * (int64_t)fp8_dtype_bytes(out->dtype);
     return (uintptr_t)out->data % FP8_MAP_ALIGN == 0 && out->pitch % FP8_MAP_ALIGN == 0 &&
-           out->pitch < pitch_limit;
+           row_bytes % FP8_MAP_ALIGN == 0 && out->pitch < pitch_limit;
 }
 
 /* What the parameters point to. */

@@ -1,7 +1,7 @@
 // epilogue.cuh - accumulators to the output: scales, bias, rounding, and the way out.
 //
 // A warpgroup's 64 rows leave in slabs of 128 bytes a row, laid into shared memory with the 128-byte
-// swizzle. By TMA, where the output's address and leading dim are multiples of 16 bytes: the store (or
+// swizzle. By TMA, where the output's address, leading dim and row are multiples of 16 bytes: the store (or
 // reduce-add) drains while the next slab is filled and the next tile multiplied. Otherwise by the threads,
 // with the widest access that the output's alignment allows; nothing outside the output is touched.
 // Which of the two is the caller's choice, call by call.

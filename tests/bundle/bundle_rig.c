@@ -379,7 +379,8 @@ static json_t *kernel_of(const char *entry)
     return NULL;
 }
 
-/* A kernel of op gemm reads its operands by their maps alone, and writes out by its map or by its pointer. */
+/* A kernel of op gemm reads its operands by their maps alone, and writes out by its map or by its
+ * pointer. */
 static void read_maps(const struct maps *maps, const fp8_semantics *how, fp8_value *values)
 {
     const struct fake_map *a = &maps->a, *b = &maps->b, *out = &maps->out;
@@ -396,7 +397,8 @@ static void read_maps(const struct maps *maps, const fp8_semantics *how, fp8_val
     if (values[FP8_GEMM_rows].i == 1)
         assert_int_equal(values[FP8_GEMM_out_ld].i, values[FP8_GEMM_cols].i);
     int64_t pitch = values[FP8_GEMM_out_ld].i * size;
-    bool mappable = (uintptr_t)values[FP8_GEMM_out].p % 16 == 0 && pitch % 16 == 0;
+    bool mappable = (uintptr_t)values[FP8_GEMM_out].p % 16 == 0 && pitch % 16 == 0 &&
+                    values[FP8_GEMM_cols].i * size % 16 == 0;
     assert_int_equal(maps->out_by_map, mappable && !(how->accumulate && size == 2));
     assert_true((out->magic == FAKE_MAP_MAGIC) == (maps->out_by_map == 1));
     if (!maps->out_by_map)
