@@ -1,9 +1,9 @@
 /*
  * build.c - a bundle from a plan: the archs asked for, the compilations, the manifest, the folder.
  *
- * In: a session with a model, the options of fp8gen_build. Out: a bundle (runtime/bundle_format.h) in
- * its place, or diagnostics and nothing changed. What can fail early fails early: the options and the
- * output folder are checked before the first kernel is compiled.
+ * In: a session with a model, the options of fp8gen_build. Out: a bundle (runtime/bundle_format.h)
+ * in its place, or diagnostics and nothing changed. What can fail early fails early: the options
+ * and the output folder are checked before the first kernel is compiled.
  *
  * The bundle depends on nothing but the spec, the archs and NVRTC's version: no time, host or path.
  */

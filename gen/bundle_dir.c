@@ -1,12 +1,14 @@
 /*
  * bundle_dir.c - the folder of a bundle: written aside, synced, then renamed into its place.
  *
- * In: a target path, named files. Out: the whole new bundle, or the old state and a sentence. A target
- * that exists is exchanged with the new folder in one step (RENAME_EXCHANGE), so that a reader sees the
- * old bundle or the new one; where the file system cannot do that, the old one is moved aside first.
+ * In: a target path, named files. Out: the whole new bundle, or the old state and a sentence. A
+ * target that exists is exchanged with the new folder in one step (RENAME_EXCHANGE), so that a
+ * reader sees the old bundle or the new one; where the file system cannot do that, the old one is
+ * moved aside first.
  *
- * What is removed is only ever what a bundle consists of: manifest.json and kernels/\*.cubin. A folder
- * with anything else in it is never replaced. Knows nothing of what the files mean beyond "format".
+ * What is removed is only ever what a bundle consists of: manifest.json and kernels/\*.cubin. A
+ * folder with anything else in it is never replaced. Knows nothing of what the files mean beyond
+ * "format".
  */
 #include "gen/bundle_dir.h"
 

@@ -1,14 +1,15 @@
 /*
  * cache.c - the kernels of the cache: the key of a compilation, hits, and what a miss puts there.
  *
- * In: a job. Out: the same job with its cubin and log, from disk or from NVRTC. The key is the whole text
- * that NVRTC would get, as a readable file: the cache's version, NVRTC's, the arch, the options, every
- * header, the expanded kernel. So whatever changes, exactly what depends on it is compiled anew; where a
- * template or NVRTC is installed does not matter.
+ * In: a job. Out: the same job with its cubin and log, from disk or from NVRTC. The key is the
+ * whole text that NVRTC would get, as a readable file: the cache's version, NVRTC's, the arch, the
+ * options, every header, the expanded kernel. So whatever changes, exactly what depends on it is
+ * compiled anew; where a template or NVRTC is installed does not matter.
  *
- * Equal kernels are compiled once: threads of this process wait for each other here (a flight), processes
- * at the lock of the entry. If nothing can be written, a kernel stays in memory as long as the process.
- * What does not compile is kept in failed/ with its log, to be looked at, and is tried again next time.
+ * Equal kernels are compiled once: threads of this process wait for each other here (a flight),
+ * processes at the lock of the entry. If nothing can be written, a kernel stays in memory as long
+ * as the process. What does not compile is kept in failed/ with its log, to be looked at, and is
+ * tried again next time.
  */
 #include "gen/cache.h"
 

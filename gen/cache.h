@@ -1,5 +1,5 @@
 /*
- * cache.h - kernels out of the cache, or compiled and put into it; one thread of the process per key.
+ * cache.h - kernels out of the cache, or compiled and put into it; one thread per key.
  *
  * build.c opens a store and compile.c calls gen_cached_compile where it would call gen_compile.
  */

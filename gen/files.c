@@ -3,8 +3,7 @@
  *
  * In: a path or a name; out: NUL-terminated text in the session's arena, or one error that says
  * what is wrong with the file. Only regular files are read (a FIFO or a terminal would hang,
- * /dev/zero never end), and never more than a limit. Nothing is known here of what the text
- * means.
+ * /dev/zero never end), and never more than a limit. Nothing is known here of what the text means.
  */
 #include "gen/internal.h"
 

@@ -2,8 +2,8 @@
  * fp8gen.h - the generator's public C API: a layer spec in, CUDA text, a plan or a bundle out.
  *
  * libfp8gen makes text and cubins. It opens no device and needs no driver; NVRTC is opened when the
- * first kernel is compiled. Every stage is a pure function of its inputs: same spec, same options, same
- * bytes. A session (fp8gen) owns one spec and all strings it hands out; it serves one thread.
+ * first kernel is compiled. Every stage is a pure function of its inputs: same spec, same options,
+ * same bytes. A session (fp8gen) owns one spec and all strings it hands out; it serves one thread.
  *
  * Errors: a call that fails adds one or more diagnostics, as compilers print them, to the session.
  */

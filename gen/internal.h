@@ -1,6 +1,5 @@
 /*
- * internal.h - what the rooms of libfp8gen share: memory, text, diagnostics, files and the Lua
- * host.
+ * internal.h - what the rooms of libfp8gen share: memory, text, diagnostics, files, the Lua host.
  *
  * Memory: everything that a session hands out or keeps lives in its arena and goes with
  * fp8gen_close. Heap memory is asked for through gen_realloc alone, so that a test can make the

@@ -1,10 +1,11 @@
 /*
  * jit.c - bundles made when a program asks for them: from the cache, or built into it.
  *
- * In: the text of a spec, or the runtime's description of a layer. Out: the path of a bundle, which the
- * runtime opens like any other. A bundle is a pure function of the spec, the generator with its Lua and its
- * templates, NVRTC's version and the archs; these are its key, so that a warm call evaluates no Lua and
- * expands no template. Kernels have keys of their own (cache.c): what two bundles share is compiled once.
+ * In: the text of a spec, or the runtime's description of a layer. Out: the path of a bundle, which
+ * the runtime opens like any other. A bundle is a pure function of the spec, the generator with its
+ * Lua and its templates, NVRTC's version and the archs; these are its key, so that a warm call
+ * evaluates no Lua and expands no template. Kernels have keys of their own (cache.c): what two
+ * bundles share is compiled once.
  *
  * One of the two places that know both public headers. Opens no device.
  */

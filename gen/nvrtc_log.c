@@ -1,12 +1,13 @@
 /*
  * nvrtc_log.c - what NVRTC and ptxas said of a kernel, as diagnostics at the templates' lines.
  *
- * In: a finished job. Out: its verdict. The expanded text carries #line, so the compiler already speaks
- * of template lines; here its sentences are taken apart, files get the names that people know, and a
- * column is kept only where the compiler read exactly the template's line (a substitution shifts it).
+ * In: a finished job. Out: its verdict. The expanded text carries #line, so the compiler already
+ * speaks of template lines; here its sentences are taken apart, files get the names that people
+ * know, and a column is kept only where the compiler read exactly the template's line (a
+ * substitution shifts it).
  *
- * A kernel that compiles can still be refused: a spill costs a factor of ten in a GEMM, and C7508 and
- * C7510 mean that ptxas ignored setmaxnreg or serialised wgmma.
+ * A kernel that compiles can still be refused: a spill costs a factor of ten in a GEMM, and C7508
+ * and C7510 mean that ptxas ignored setmaxnreg or serialised wgmma.
  */
 #include "gen/compile.h"
 

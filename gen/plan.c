@@ -1,12 +1,13 @@
 /*
  * plan.c - the plan and the expanded kernels: Lua decides (plan.lua, expand.lua), C keeps.
  *
- * In: the checked model. Out: the manifest as JSON (jansson) and the kernels' texts in the session's
- * arena. C adds to the manifest what it alone knows: the format's version, the generator's, hashes.
- * The facts of runtime/bundle_format.h reach Lua through push_format, so each stands in one place.
+ * In: the checked model. Out: the manifest as JSON (jansson) and the kernels' texts in the
+ * session's arena. C adds to the manifest what it alone knows: the format's version, the
+ * generator's, hashes. The facts of runtime/bundle_format.h reach Lua through push_format, so each
+ * stands in one place.
  *
- * Lua errors are longjmps: while a table becomes JSON, every new value is at once attached to the root,
- * which make_plan frees. Knows nothing of NVRTC or of files.
+ * Lua errors are longjmps: while a table becomes JSON, every new value is at once attached to the
+ * root, which make_plan frees. Knows nothing of NVRTC or of files.
  */
 #include "gen/plan.h"
 

@@ -1,12 +1,14 @@
 /*
  * store.c - the cache's folder and its entries: found, checked, written aside and renamed.
  *
- * In: keys and files as bytes. Out: entries on disk that are whole, owned by this user (or root) and equal
- * to their key, or the news that the folder cannot be used. Knows nothing of kernels, specs or NVRTC.
+ * In: keys and files as bytes. Out: entries on disk that are whole, owned by this user (or root)
+ * and equal to their key, or the news that the folder cannot be used. Knows nothing of kernels,
+ * specs or NVRTC.
  *
- * What is read is never trusted: folders and files of other users are passed over, links are not followed,
- * and every byte is covered by `sums`, which ends in a sum of its own. Reading goes through the descriptor
- * of the entry's folder, so that an entry replaced meanwhile is seen old or new, not mixed.
+ * What is read is never trusted: folders and files of other users are passed over, links are not
+ * followed, and every byte is covered by `sums`, which ends in a sum of its own. Reading goes
+ * through the descriptor of the entry's folder, so that an entry replaced meanwhile is seen old or
+ * new, not mixed.
  */
 #include "gen/store.h"
 

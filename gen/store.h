@@ -1,14 +1,15 @@
 /*
- * store.h - the folder of the cache and the entries in it; what an entry means, cache.c and jit.c know.
+ * store.h - the folder of the cache and its entries; what they mean, cache.c and jit.c know.
  *
  *     <cache>/kernels/<kernel>.<32 hex digits>/   source.cu  kernel.cubin  log.txt  sums
  *     <cache>/bundles/<name>.<32 hex digits>/     key.txt    bundle/...             sums
  *     <cache>/failed/<kernel>.<32 hex digits>/    source.cu  log.txt                sums
  *     <cache>/locks/<32 hex digits>               taken while an entry is being made
  *
- * An entry is a pure function of its key, which lies in it byte for byte. It is written aside, synced and
- * renamed, so that it is there whole or not at all; `sums` has the length and xxh128 of every file, so that
- * damage shows. Everything here may be called from any thread and needs no session.
+ * An entry is a pure function of its key, which lies in it byte for byte. It is written aside,
+ * synced and renamed, so that it is there whole or not at all; `sums` has the length and xxh128 of
+ * every file, so that damage shows. Everything here may be called from any thread and needs no
+ * session.
  */
 #ifndef FP8GEN_STORE_H
 #define FP8GEN_STORE_H

@@ -1,10 +1,10 @@
 /*
  * store_trim.c - what lies in the cache: listed, verified, and kept within its size.
  *
- * In: an opened folder. Out: its entries with their bytes and when they were last used (the time of their
- * `sums`), and fewer of them after a trim. An entry is renamed before its files go, so that no one meets
- * half of it; one that is in use by another process at that moment is a miss for it and is made again.
- * Only names of entries and of our temporary folders are ever touched.
+ * In: an opened folder. Out: its entries with their bytes and when they were last used (the time of
+ * their `sums`), and fewer of them after a trim. An entry is renamed before its files go, so that
+ * no one meets half of it; one that is in use by another process at that moment is a miss for it
+ * and is made again. Only names of entries and of our temporary folders are ever touched.
  */
 #include "gen/cache.h"
 

@@ -2,8 +2,8 @@
  * tuning.c - a tuning file on its way into the plan, and the configurations that one can name.
  *
  * In: a JSON file of `fp8gen tune`. Out: its entries in tuning.lua, its hash in the session, or
- * diagnostics. jansson reads the text, Lua knows what it must say. The hash is of a canonical form, so
- * that layout does not count.
+ * diagnostics. jansson reads the text, Lua knows what it must say. The hash is of a canonical form,
+ * so that layout does not count.
  *
  * Lua errors are longjmps: the JSON lives outside of the protected body and is freed after it.
  */

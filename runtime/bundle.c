@@ -1,9 +1,10 @@
 /*
  * bundle.c - opening a bundle: files read and compared with the manifest, kernels loaded.
  *
- * Every file that the manifest lists is checked on every context, the host's too: a bundle that is damaged
- * says so where it is opened first. Kernels are loaded for this context's exact compute capability and for
- * none when the context is the host. After this nothing of the bundle is read from disk again.
+ * Every file that the manifest lists is checked on every context, the host's too: a bundle that is
+ * damaged says so where it is opened first. Kernels are loaded for this context's exact compute
+ * capability and for none when the context is the host. After this nothing of the bundle is read
+ * from disk again.
  */
 #include <errno.h>
 #include <inttypes.h>

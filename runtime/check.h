@@ -1,5 +1,5 @@
 /*
- * check.h - what every file of the runtime needs: failing with a sentence, allocating, integer sums.
+ * check.h - what every file of the runtime needs: failing with a sentence, allocating, sums.
  *
  * fp8_fail records the sentence that fp8_last_error() returns for this thread and gives the status
  * back, so that an error is one line: `return fp8_fail(FP8_ERR_SHAPE, "fprop: x is ...", ...);`.

@@ -1,10 +1,10 @@
 /*
  * context.c - contexts: the primary context of one device, or the host with its pool of threads.
  *
- * The primary context is retained, never created anew, so that the runtime shares memory and streams with
- * whatever else the program uses. It is made current only while a call needs it and only if it is not
- * current already, and popped again: the caller's current device never changes. A host context opens no
- * library.
+ * The primary context is retained, never created anew, so that the runtime shares memory and
+ * streams with whatever else the program uses. It is made current only while a call needs it and
+ * only if it is not current already, and popped again: the caller's current device never changes. A
+ * host context opens no library.
  */
 #include <stdio.h>
 #include <string.h>

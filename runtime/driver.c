@@ -1,9 +1,9 @@
 /*
- * driver.c - opens libcuda and cuBLASLt once for the process, fills the driver table, words CUDA's errors.
+ * driver.c - opens libcuda and cuBLASLt once, fills the driver table, words CUDA's errors.
  *
- * In: nothing but the environment. Out: handles and tables that live as long as the process, so that
- * they can be handed out without counting. A library that could not be opened is searched again by the
- * next call: the user may have loaded it in between. Knows no context.
+ * In: nothing but the environment. Out: handles and tables that live as long as the process, so
+ * that they can be handed out without counting. A library that could not be opened is searched
+ * again by the next call: the user may have loaded it in between. Knows no context.
  */
 #include "runtime/driver.h"
 

@@ -1,9 +1,9 @@
 /*
  * driver.h - the entry points of libcuda that the runtime uses, in one table.
  *
- * The library is opened by the first context, once for the process, and stays open: a driver cannot be
- * reloaded. Symbols carry their versioned names here, so that the table means the same with every
- * toolkit's cuda.h. Types come from cuda.h; nothing links libcuda.
+ * The library is opened by the first context, once for the process, and stays open: a driver cannot
+ * be reloaded. Symbols carry their versioned names here, so that the table means the same with
+ * every toolkit's cuda.h. Types come from cuda.h; nothing links libcuda.
  */
 #ifndef FP8_DRIVER_H
 #define FP8_DRIVER_H

@@ -1,10 +1,10 @@
 /*
- * dynlib.c - opens shared libraries in one order everywhere; see dynlib.h for the order and its reasons.
+ * dynlib.c - opens shared libraries in one order everywhere; dynlib.h says which and why.
  *
- * Everything lives on the caller's stack: the attempts are written into the message as they fail, so
- * that the sentence at the end lists exactly what was tried. dlopen and dlerror are thread-safe in the
- * C libraries that this project runs on. Libraries are opened RTLD_LOCAL: their symbols must not leak
- * into a host program that may carry another version.
+ * Everything lives on the caller's stack: the attempts are written into the message as they fail,
+ * so that the sentence at the end lists exactly what was tried. dlopen and dlerror are thread-safe
+ * in the C libraries that this project runs on. Libraries are opened RTLD_LOCAL: their symbols must
+ * not leak into a host program that may carry another version.
  */
 #include "runtime/dynlib.h"
 

@@ -6,9 +6,9 @@
  * diagnostics, no state of its own, so any thread may call it at any time. Not public.
  *
  * The order, and why: (1) a copy that is already in the process, because two copies of one library
- * (NCCL above all) must never meet; (2) the sonames, newest first, as the loader finds them; (3) the
- * file or folder in the environment variable, for libraries that the loader does not find by itself;
- * (4) the usual toolkit folders.
+ * (NCCL above all) must never meet; (2) the sonames, newest first, as the loader finds them; (3)
+ * the file or folder in the environment variable, for libraries that the loader does not find by
+ * itself; (4) the usual toolkit folders.
  */
 #ifndef FP8_DYNLIB_H
 #define FP8_DYNLIB_H

@@ -1,9 +1,9 @@
 /*
  * frame.c - one call of a pass: addresses of its buffers, evaluated arguments, steps run in order.
  *
- * A frame lives on the caller's stack. It is filled from the call's tensors and operands, the rest of the
- * pass's buffers get their places in the workspace, and each step's sources are then table look-ups. This is
- * the hot path: no allocation, no text, no lock, no question to the driver.
+ * A frame lives on the caller's stack. It is filled from the call's tensors and operands, the rest
+ * of the pass's buffers get their places in the workspace, and each step's sources are then table
+ * look-ups. This is the hot path: no allocation, no text, no lock, no question to the driver.
  *
  * Empty tensors are handled here, for both backends: no kernel sees an extent of 0.
  */

@@ -4,8 +4,7 @@
  * In: a bf16 or float32 matrix of any alignment and leading dim. Out: partial maxima and column
  * sums; then FP8 copies (row and transposed, with their padding), scales and column sums. quantize
  * works on tiles of 128 x 128: each row of a tile is brought to 128 elements, zeros beyond the
- * matrix, and encoded whole, so the padding of both copies falls out of the same loop as the
- * values.
+ * matrix, and encoded whole, so the padding of both copies comes out of the loop of the values.
  *
  * Column sums for dbias follow the kernels: amax leaves one float32 partial per 128 rows (rounded
  * from float64 here), quantize adds these in ascending order.

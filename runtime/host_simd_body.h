@@ -1,11 +1,9 @@
 /*
- * host_simd_body.h - the loops of host_simd.h; host_simd.c includes this once for each instruction
- * set.
+ * host_simd_body.h - the loops of host_simd.h; included once for each instruction set.
  *
  * Before: SIMD_NAME(word), SIMD_TEXT, SIMD_TARGET (function attribute), SIMD_LANES (float32 in a
  * vector), SIMD_ROWS and SIMD_VECTORS (tile of the multiply), SIMD_FMA(a, b, c). All are undefined
- * at the end. Trip counts are constants, so that the compiler turns the plain loops into vectors
- * without tails.
+ * at the end. Trip counts are constants, so that loops become vectors without tails.
  */
 
 typedef float SIMD_NAME(vector) __attribute__((vector_size(SIMD_LANES * 4), aligned(4), may_alias));

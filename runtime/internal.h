@@ -2,9 +2,9 @@
  * internal.h - the objects of the runtime and the calls between its files.
  *
  * A bundle is parsed once into plain structs (manifest.c) that never change afterwards: a step's
- * arguments are already sources (a literal, M, the address, leading dim or rows of a buffer), so a call
- * fills a frame with the addresses of this call, evaluates the sources and launches. Nothing here knows
- * JSON; only driver.h and the .c files that use it know CUDA's types.
+ * arguments are already sources (a literal, M, the address, leading dim or rows of a buffer), so a
+ * call fills a frame with the addresses of this call, evaluates the sources and launches. Nothing
+ * here knows JSON; only driver.h and the .c files that use it know CUDA's types.
  */
 #ifndef FP8_INTERNAL_H
 #define FP8_INTERNAL_H
@@ -61,8 +61,8 @@ fp8_status fp8_registry_create(struct fp8_registry **registry);
 /* Destroys the layers and closes the bundles that the context owns. */
 void fp8_registry_destroy(struct fp8_registry *registry);
 
-/* Makes the context's device current for this thread unless it is already; leave undoes exactly that.
- * Both do nothing on the host. */
+/* Makes the context's device current for this thread unless it is already; leave undoes exactly
+ * that. Both do nothing on the host. */
 fp8_status fp8_context_enter(const struct fp8_context *context, bool *pushed);
 void fp8_context_leave(const struct fp8_context *context, bool pushed);
 
@@ -323,8 +323,8 @@ struct fp8_manifest {
     struct fp8_layer_plan *layers;
 };
 
-/* Parses and checks the text of a manifest; `path` names it in messages. Strings and arrays are in the
- * arena, which the caller releases on failure too. FP8_ERR_BUNDLE, FP8_ERR_MEMORY. */
+/* Parses and checks the text of a manifest; `path` names it in messages. Strings and arrays are in
+ * the arena, which the caller releases on failure too. FP8_ERR_BUNDLE, FP8_ERR_MEMORY. */
 fp8_status fp8_manifest_parse(const char *path, const char *text, size_t length,
                               struct fp8_arena *arena, struct fp8_manifest *manifest);
 /* plan_check.c: the steps of a parsed layer touch only what their buffers hold. FP8_ERR_BUNDLE. */
@@ -393,7 +393,8 @@ fp8_status fp8_check_filled(const struct fp8_check *check, const char *name, fp8
 /* An operand that is about to be filled: its memory is there, aligned and large enough. */
 fp8_status fp8_check_target(const struct fp8_check *check, const char *name, int64_t rows,
                             int64_t cols, uint32_t copies, const fp8_operand *operand);
-/* The struct of an operand: its size field and reserved words. Then, that it is filled with this role. */
+/* The struct of an operand: its size field and reserved words. Then, that it is filled with this
+ * role. */
 fp8_status fp8_check_operand_struct(const char *call, const char *name, const fp8_operand *operand);
 fp8_status fp8_check_operand_role(const char *call, const char *name, fp8_role role,
                                   const fp8_operand *operand);
@@ -429,8 +430,8 @@ void fp8_frame_init(struct fp8_frame *frame, const struct fp8_layer *layer, cons
 void fp8_frame_tensor(struct fp8_frame *frame, enum fp8_slot slot, const fp8_tensor *tensor);
 void fp8_frame_address(struct fp8_frame *frame, enum fp8_slot slot, void *address);
 void fp8_frame_operand(struct fp8_frame *frame, fp8_role role, const fp8_operand *operand);
-/* Sets the extents of the pass's buffers and gives a place in the workspace to those that need one: the
- * workspace's own, scales that no operand holds, and (if want_row) such a row copy. */
+/* Sets the extents of the pass's buffers and gives a place in the workspace to those that need one:
+ * the workspace's own, scales that no operand holds, and (if want_row) such a row copy. */
 void fp8_frame_workspace(struct fp8_frame *frame, fp8_pass pass, void *workspace, bool want_row);
 /* Bytes that fp8_frame_workspace takes at most, the slack for an unaligned workspace included. */
 size_t fp8_frame_workspace_bytes(const struct fp8_layer *layer, fp8_pass pass, int64_t tokens);
@@ -446,8 +447,9 @@ fp8_status fp8_lt_create(const struct fp8_context *context, struct fp8_lt **lt);
 void fp8_lt_destroy(struct fp8_lt *lt);
 uint64_t fp8_lt_version(const struct fp8_lt *lt);
 
-/* Takes for every range of tokens the first choice that this context can run, and asks cuBLASLt's heuristic
- * where that is cublaslt; the context is entered. FP8_ERR_CUBLASLT: there is no algorithm for some range. */
+/* Takes for every range of tokens the first choice that this context can run, and asks cuBLASLt's
+ * heuristic where that is cublaslt; the context is entered. FP8_ERR_CUBLASLT: there is no algorithm
+ * for some range. */
 fp8_status fp8_gemm_plan_create(const struct fp8_context *context,
                                 const struct fp8_layer_plan *layer, fp8_pass pass,
                                 struct fp8_gemm_plan **plan);
@@ -457,8 +459,9 @@ fp8_status fp8_gemm_run(struct fp8_gemm_plan *plan, const struct fp8_frame *fram
                         const fp8_value *args);
 /* Whether any range needs the stages and the workspace of cuBLASLt. */
 bool fp8_gemm_needs_buffers(const struct fp8_gemm_plan *plan);
-/* What runs for M = tokens: backend, kernel (the algorithm that would run first), dtype, reason, as texts that
- * live as long as the plan; adds the launches for an output that is contiguous and aligned. */
+/* What runs for M = tokens: backend, kernel (the algorithm that would run first), dtype, reason, as
+ * texts that live as long as the plan; adds the launches for an output that is contiguous and
+ * aligned. */
 void fp8_gemm_describe(const struct fp8_gemm_plan *plan, int64_t tokens, fp8_dispatch *dispatch);
 
 /* ---- layers (layer.c) ---- */

@@ -1,9 +1,9 @@
 /*
  * json_read.h - reading a manifest field by field, strictly.
  *
- * Every getter takes an object and a key, and fails with one sentence that says where in the manifest the
- * field is, what was found and what is wanted. The place is a text that enter and leave keep, so messages
- * cost nothing until there is one. Used by manifest*.c only.
+ * Every getter takes an object and a key, and fails with one sentence that says where in the
+ * manifest the field is, what was found and what is wanted. The place is a text that enter and
+ * leave keep, so messages cost nothing until there is one. Used by manifest*.c only.
  */
 #ifndef FP8_JSON_READ_H
 #define FP8_JSON_READ_H
@@ -56,7 +56,7 @@ fp8_status fp8_manifest_read_kernel(struct fp8_reader *reader, const struct fp8_
                                     const json_t *record, struct fp8_kernel *kernel);
 /* NULL if there is none of that name. */
 const struct fp8_kernel *fp8_manifest_kernel(const struct fp8_manifest *manifest, const char *name);
-/* Largest extent of anything: products of two are still numbers of 64 bits with room for a dtype. */
+/* Largest extent of anything: a product of two, times a dtype's bytes, still fits 64 bits. */
 #define FP8_MANIFEST_EXTENT_LIMIT ((int64_t)1 << 40)
 fp8_status fp8_manifest_buffers(struct fp8_reader *reader, const json_t *record,
                                 struct fp8_layer_plan *plan);

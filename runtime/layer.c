@@ -1,9 +1,9 @@
 /*
  * layer.c - layers: creation, sizes, description, and the query of what a pass would run.
  *
- * A layer is its plan of the bundle and, on CUDA, the algorithms of its products. After creation it never
- * changes but for one atomic per algorithm list, so any number of threads may use it. Creation is the last
- * time that memory is allocated for it.
+ * A layer is its plan of the bundle and, on CUDA, the algorithms of its products. After creation it
+ * never changes but for one atomic per algorithm list, so any number of threads may use it.
+ * Creation is the last time that memory is allocated for it.
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /*
  * log.c - the log: levels, the variable FP8_LOG, one line at a time into the context's callback.
  *
- * The library never prints. A line is formatted into a fixed buffer only if its level is wanted, so that
- * an unwanted line costs one test on the hot path.
+ * The library never prints. A line is formatted into a fixed buffer only if its level is wanted, so
+ * that an unwanted line costs one test on the hot path.
  */
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,9 +1,9 @@
 /*
  * memory.c - memory, streams and time: the public calls, and the fills and copies that passes use.
  *
- * One program serves both backends: on the host context memory is malloc's, streams are NULL and every
- * call is done when it returns, so that events are readings of the clock. On CUDA all is enqueued on the
- * caller's stream.
+ * One program serves both backends: on the host context memory is malloc's, streams are NULL and
+ * every call is done when it returns, so that events are readings of the clock. On CUDA all is
+ * enqueued on the caller's stream.
  */
 #include <stdint.h>
 #include <string.h>

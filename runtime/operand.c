@@ -1,8 +1,9 @@
 /*
  * operand.c - where the parts of an operand lie: arithmetic on plain data.
  *
- * The layout is the one that fp8.h documents; the manifest's buffers say the same and are compared with it
- * when a bundle is opened, so that the two cannot drift apart. No device, no memory is touched.
+ * The layout is the one that fp8.h documents; the manifest's buffers say the same and are compared
+ * with it when a bundle is opened, so that the two cannot drift apart. No device, no memory is
+ * touched.
  */
 #include <string.h>
 

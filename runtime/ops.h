@@ -1,10 +1,10 @@
 /*
  * ops.h - the ops of bundle_format.h as C: enumerators for their arguments and evaluated values.
  *
- * A step of a plan is an op with arguments. At call time the runtime evaluates the arguments into an
- * array of fp8_value in the op's own order; the CUDA side copies them into a kernel's parameter list by
- * name, the host backend reads them by index. This header is the seam between the two and knows
- * neither. Not public.
+ * A step of a plan is an op with arguments. At call time the runtime evaluates the arguments into
+ * an array of fp8_value in the op's own order; the CUDA side copies them into a kernel's parameter
+ * list by name, the host backend reads them by index. This header is the seam between the two and
+ * knows neither. Not public.
  */
 #ifndef FP8_OPS_H
 #define FP8_OPS_H

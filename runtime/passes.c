@@ -1,9 +1,9 @@
 /*
- * passes.c - weight, fprop, quantize_dy, wgrad, dgrad and backward: arguments checked, frame filled, run.
+ * passes.c - the passes and backward: arguments checked, frame filled, steps run.
  *
- * Each pass has a check, which refuses before anything is enqueued, and a run. backward composes the checks
- * and then the runs of three passes. An operand that a call fills is cleared first and set last, so that
- * after an error its fields never claim more than its bytes hold.
+ * Each pass has a check, which refuses before anything is enqueued, and a run. backward composes
+ * the checks and then the runs of three passes. An operand that a call fills is cleared first and
+ * set last, so that after an error its fields never claim more than its bytes hold.
  */
 #include "runtime/internal.h"
 

@@ -1,10 +1,11 @@
 /*
  * plan_check.c - the steps of a parsed layer touch only what their buffers hold, for every M.
  *
- * In: a layer whose fields are all well formed. Out: yes, or a sentence. A bundle comes from a file, so the
- * extents that its steps name are compared with its buffers once, here, and the passes may rely on them:
- * each pointer is a buffer of the pass with the right dtype, each ld is that buffer's, rows and columns are
- * within it. Extents grow with M, in steps at multiples, so values around every power of two are tried.
+ * In: a layer whose fields are all well formed. Out: yes, or a sentence. A bundle comes from a
+ * file, so the extents that its steps name are compared with its buffers once, here, and the passes
+ * may rely on them: each pointer is a buffer of the pass with the right dtype, each ld is that
+ * buffer's, rows and columns are within it. Extents grow with M, in steps at multiples, so values
+ * around every power of two are tried.
  */
 #include <stdio.h>
 

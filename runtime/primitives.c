@@ -1,8 +1,8 @@
 /*
- * primitives.c - quantize, dequantize and gemm: the parts of the passes for callers with plans of their own.
+ * primitives.c - quantize, dequantize and gemm: the parts of the passes, for callers of their own.
  *
- * They run the same steps of the same plan as the passes: quantize those before the gemm, gemm that one
- * alone. Only dequantize is no step; its arguments are made here.
+ * They run the same steps of the same plan as the passes: quantize those before the gemm, gemm that
+ * one alone. Only dequantize is no step; its arguments are made here.
  */
 #include "runtime/internal.h"
 

@@ -1,10 +1,11 @@
 /*
- * provide.c - layers by description: out of the bundles given, of those already open, or from a provider.
+ * provide.c - layers by description: from bundles given or open already, or a provider.
  *
- * In: descriptions. Out: layers that the context owns, one for each description, however many threads ask.
- * A description that is new is worked on by the first thread that brings it; others that bring the same one
- * wait, all else goes on: no lock is held while a provider compiles or a bundle is opened. A failure is told
- * to all who waited and then forgotten, so that the next call tries again.
+ * In: descriptions. Out: layers that the context owns, one for each description, however many
+ * threads ask. A description that is new is worked on by the first thread that brings it; others
+ * that bring the same one wait, all else goes on: no lock is held while a provider compiles or a
+ * bundle is opened. A failure is told to all who waited and then forgotten, so that the next call
+ * tries again.
  *
  * Knows nothing of specs or compilers: a provider gets the description and gives a path.
  */

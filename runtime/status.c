@@ -1,8 +1,8 @@
 /*
  * status.c - the status table, the thread's last sentence, dtypes, and the runtime's allocator.
  *
- * The sentence lives in a fixed thread-local buffer: failing needs no memory, so that out-of-memory can
- * be reported like anything else. Knows no other file of the runtime.
+ * The sentence lives in a fixed thread-local buffer: failing needs no memory, so that out-of-memory
+ * can be reported like anything else. Knows no other file of the runtime.
  */
 #include <stdarg.h>
 #include <stdatomic.h>

@@ -1,9 +1,9 @@
 /*
  * tensor.c - argument checks of every call, before anything is enqueued.
  *
- * Each refusal is one sentence that names the call, the argument, its value, the rule and the remedy. The
- * checks are pure arithmetic on the caller's structs: no memory is read through data pointers and the
- * driver is not asked, so a pass of a dozen checks costs well under a microsecond.
+ * Each refusal is one sentence that names the call, the argument, its value, the rule and the
+ * remedy. The checks are pure arithmetic on the caller's structs: no memory is read through data
+ * pointers and the driver is not asked, so a pass of a dozen checks costs well under a microsecond.
  */
 #include <stdio.h>
 

@@ -1,9 +1,9 @@
 /*
  * cache.c - `fp8gen cache path|list|trim|verify`: the folder of compiled kernels and JIT bundles.
  *
- * The library finds, checks and removes; this file prints. The folder is the one that build and the JIT
- * use: FP8GEN_CACHE_DIR, else $XDG_CACHE_HOME/fp8gen, else ~/.cache/fp8gen. A cache that is not there yet
- * is an empty one.
+ * The library finds, checks and removes; this file prints. The folder is the one that build and the
+ * JIT use: FP8GEN_CACHE_DIR, else $XDG_CACHE_HOME/fp8gen, else ~/.cache/fp8gen. A cache that is not
+ * there yet is an empty one.
  */
 #include <stdio.h>
 #include <time.h>

@@ -1,8 +1,8 @@
 /*
  * check.c - `fp8gen check SPEC...`: reads specs and reports all their errors.
  *
- * Every spec is read, whatever the ones before it gave; the exit code is the highest of theirs. Prints
- * nothing when all is right.
+ * Every spec is read, whatever the ones before it gave; the exit code is the highest of theirs.
+ * Prints nothing when all is right.
  */
 #include "gen/cli/cli.h"
 

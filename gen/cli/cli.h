@@ -2,9 +2,9 @@
  * cli.h - what the files of the fp8gen program share.
  *
  * The program is a client of two libraries through their public headers and knows nothing else of
- * them. Results go to stdout; errors, warnings, notes and progress go to stderr. One process runs one
- * command, so the few settings of the terminal (colour, verbosity) are kept in terminal.c and need not
- * be handed around. Every command returns an exit code of `enum cli_exit`.
+ * them. Results go to stdout; errors, warnings, notes and progress go to stderr. One process runs
+ * one command, so the few settings of the terminal (colour, verbosity) are kept in terminal.c and
+ * need not be handed around. Every command returns an exit code of `enum cli_exit`.
  */
 #ifndef FP8GEN_CLI_H
 #define FP8GEN_CLI_H

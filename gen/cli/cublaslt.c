@@ -1,10 +1,10 @@
 /*
  * cublaslt.c - the baseline of the benchmarks: a GEMM by the best of all cuBLASLt algorithms.
  *
- * In: matrices in every buffer set. Out: the fastest of up to 128 algorithms that the heuristic offers,
- * each measured on the rotated buffers; one that fails is passed over. cuBLASLt is column-major, so
- * out[rows, cols] row-major is its D[cols, rows], its A is our b and its B our a. The functions come
- * from the copy of the library that libfp8 opened; the header gives types only.
+ * In: matrices in every buffer set. Out: the fastest of up to 128 algorithms that the heuristic
+ * offers, each measured on the rotated buffers; one that fails is passed over. cuBLASLt is
+ * column-major, so out[rows, cols] row-major is its D[cols, rows], its A is our b and its B our a.
+ * The functions come from the copy of the library that libfp8 opened; the header gives types only.
  */
 #include <cublasLt.h>
 #include <stdio.h>

@@ -1,9 +1,9 @@
 /*
  * device.c - opens the device that run and bench work on, and its buffers.
  *
- * The table of architectures says for which cubins a bundle is built when it is meant for this GPU and
- * nothing else. A mirrored buffer has a twin in host memory; on the host context the twin is the same
- * memory, so that nothing is copied and large layers fit.
+ * The table of architectures says for which cubins a bundle is built when it is meant for this GPU
+ * and nothing else. A mirrored buffer has a twin in host memory; on the host context the twin is
+ * the same memory, so that nothing is copied and large layers fit.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /*
- * doctor.c - `fp8gen doctor`: what this machine has, and what is missing with the command that fixes it.
+ * doctor.c - `fp8gen doctor`: what this machine has and lacks, with the command that fixes it.
  *
- * Everything is looked up as build and run would: the same openers, the same paths. Needs nothing to
- * be there. Exit code 3 if something is missing, so that a script can ask; the host backend always
- * works, which the last line says.
+ * Everything is looked up as build and run would: the same openers, the same paths. Needs nothing
+ * to be there. Exit code 3 if something is missing, so that a script can ask; the host backend
+ * always works, which the last line says.
  */
 #include <stdio.h>
 #include <string.h>

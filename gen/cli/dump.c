@@ -1,10 +1,10 @@
 /*
  * dump.c - `fp8gen run --dump DIR`: every tensor of a run as .npy, so that anyone can check it.
  *
- * In: a layer's buffers in host memory. Out: DIR/index.json and DIR/<number>_<layer>/<tensor>.npy. The
- * folder is filled under a temporary name beside DIR and renamed at the end: a dump is whole or absent.
- * An existing DIR is replaced only if it is empty or a dump. The index says what each file holds and by
- * which rules it can be recomputed; tests/oracle/check_dump.py does that.
+ * In: a layer's buffers in host memory. Out: DIR/index.json and DIR/<number>_<layer>/<tensor>.npy.
+ * The folder is filled under a temporary name beside DIR and renamed at the end: a dump is whole or
+ * absent. An existing DIR is replaced only if it is empty or a dump. The index says what each file
+ * holds and by which rules it can be recomputed; tests/oracle/check_dump.py does that.
  */
 #include <dirent.h>
 #include <jansson.h>

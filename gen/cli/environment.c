@@ -2,8 +2,8 @@
  * environment.c - every environment variable that has an effect on fp8gen, in one table.
  *
  * The table feeds the code (cli_environment) and the help page. Variables that the libraries read
- * themselves are listed so that the page is complete; the program does not read those, and what they
- * mean is decided in the library.
+ * themselves are listed so that the page is complete; the program does not read those, and what
+ * they mean is decided in the library.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /*
  * expand.c - `fp8gen expand SPEC`: the CUDA text of the kernels that a spec needs.
  *
- * To stdout one after another, or with -o each into DIR/<kernel>.cu. All kernels are expanded before
- * the first is written, so that an error in a template leaves nothing behind.
+ * To stdout one after another, or with -o each into DIR/<kernel>.cu. All kernels are expanded
+ * before the first is written, so that an error in a template leaves nothing behind.
  */
 #include <errno.h>
 #include <stdio.h>

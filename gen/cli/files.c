@@ -2,9 +2,10 @@
  * files.c - folders and files that the program writes: nothing half-written is ever left.
  *
  * Files are written under a temporary name and renamed; folders are filled under a temporary name
- * (cli_temp_create) and renamed by cli_temp_publish. A thread waits for SIGINT, SIGTERM and SIGHUP and
- * removes the temporary folders before the signal ends the program: a handler could not do that safely.
- * It is started with the first temporary folder; threads made later inherit the blocked signals.
+ * (cli_temp_create) and renamed by cli_temp_publish. A thread waits for SIGINT, SIGTERM and SIGHUP
+ * and removes the temporary folders before the signal ends the program: a handler could not do that
+ * safely. It is started with the first temporary folder; threads made later inherit the blocked
+ * signals.
  */
 #include <dirent.h>
 #include <errno.h>

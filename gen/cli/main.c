@@ -2,8 +2,9 @@
  * main.c - the fp8gen program: finds the command, parses its options, runs it.
  *
  * In: argv. Out: the exit code (0 done, 1 spec or template wrong, 2 command line wrong, 3 machine
- * wrong, 4 a bug of ours). The table of commands feeds lookup, help and the did-you-mean of errors. A
- * command's name may be two words ("bench layer"). Global options stand before or after the command.
+ * wrong, 4 a bug of ours). The table of commands feeds lookup, help and the did-you-mean of errors.
+ * A command's name may be two words ("bench layer"). Global options stand before or after the
+ * command.
  */
 #include <ctype.h>
 #include <signal.h>

@@ -1,9 +1,10 @@
 /*
  * npy.c - arrays in NumPy's file format, version 1.0.
  *
- * The format: magic, two version bytes, a header length in little-endian uint16, a Python dict as text
- * padded with spaces to a multiple of 64 bytes, then the elements. Pads between rows are left out. The
- * caller writes into a temporary folder, so a file that could not be finished is never seen.
+ * The format: magic, two version bytes, a header length in little-endian uint16, a Python dict as
+ * text padded with spaces to a multiple of 64 bytes, then the elements. Pads between rows are left
+ * out. The caller writes into a temporary folder, so a file that could not be finished is never
+ * seen.
  */
 #include <errno.h>
 #include <inttypes.h>

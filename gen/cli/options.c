@@ -3,8 +3,8 @@
  *
  * In: argv and a table. Out: the command's struct of values, the operands, or a sentence about the
  * first mistake with the nearest right word. Long options take `--name value` and `--name=value`,
- * letters `-j4`, `-j 4` and `-vq`; `--` ends the options; options and operands may be mixed. The last
- * of several equal options counts, except for lists. Nothing here knows what a command does.
+ * letters `-j4`, `-j 4` and `-vq`; `--` ends the options; options and operands may be mixed. The
+ * last of several equal options counts, except for lists. Nothing here knows what a command does.
  */
 #include <errno.h>
 #include <inttypes.h>

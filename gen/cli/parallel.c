@@ -1,9 +1,9 @@
 /*
  * parallel.c - a loop over all cores, for random data and reference sums.
  *
- * Threads are started for each loop: the program runs a few hundred loops of milliseconds, so a pool
- * would save nothing that can be seen. The indices are handed out one by one, results must not depend
- * on which thread ran them. If a thread cannot be started, the others do its share.
+ * Threads are started for each loop: the program runs a few hundred loops of milliseconds, so a
+ * pool would save nothing that can be seen. The indices are handed out one by one, results must not
+ * depend on which thread ran them. If a thread cannot be started, the others do its share.
  */
 #include <pthread.h>
 #include <stdatomic.h>

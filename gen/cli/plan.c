@@ -1,10 +1,10 @@
 /*
  * plan.c - `fp8gen plan SPEC`: what each pass of each layer will run, move and cost.
  *
- * In: the plan as JSON from libfp8gen (runtime/bundle_format.h describes it). Out: that JSON (--json),
- * or tables for people: passes, steps, shapes, kernels with their dtype, bytes moved, FLOPs and
- * predicted time, at the spec's usual number of tokens. The cost of a pass stands at its first step.
- * Totals count every layer as often as the model has it.
+ * In: the plan as JSON from libfp8gen (runtime/bundle_format.h describes it). Out: that JSON
+ * (--json), or tables for people: passes, steps, shapes, kernels with their dtype, bytes moved,
+ * FLOPs and predicted time, at the spec's usual number of tokens. The cost of a pass stands at its
+ * first step. Totals count every layer as often as the model has it.
  */
 #include <inttypes.h>
 #include <jansson.h>

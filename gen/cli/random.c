@@ -1,10 +1,11 @@
 /*
  * random.c - fast, seeded, counter-based normal data.
  *
- * A 64-bit mix of (seed, stream, counter) gives four 16-bit indices into a table of 65,536 quantiles of
- * the normal distribution (largest 4.2 sigma). That is as fine as bf16 can show, needs no logarithm
- * for each number, and element i never depends on another, so that all cores fill at once. fp32 data
- * interpolates between neighbours of the table with further bits, so that all mantissa bits are used.
+ * A 64-bit mix of (seed, stream, counter) gives four 16-bit indices into a table of 65,536
+ * quantiles of the normal distribution (largest 4.2 sigma). That is as fine as bf16 can show, needs
+ * no logarithm for each number, and element i never depends on another, so that all cores fill at
+ * once. fp32 data interpolates between neighbours of the table with further bits, so that all
+ * mantissa bits are used.
  */
 #include <math.h>
 #include <pthread.h>

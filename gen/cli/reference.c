@@ -3,9 +3,9 @@
  *
  * In: tensors and operands in host memory. Out: scales, counts of wrong bytes, sampled products. It
  * shares nothing with the runtime: an error there must not be repeated here. Casts work on integers
- * of the target's smallest step (value / step rounded to nearest even), which is another way than the
- * runtime's. A bf16 source has 65,536 values, so a table of codes checks whole tensors at the speed of
- * memory.
+ * of the target's smallest step (value / step rounded to nearest even), which is another way than
+ * the runtime's. A bf16 source has 65,536 values, so a table of codes checks whole tensors at the
+ * speed of memory.
  */
 #include <float.h>
 #include <math.h>

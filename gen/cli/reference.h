@@ -1,6 +1,6 @@
 /*
- * reference.h - what `fp8gen run` compares results with: the rules of quantisation, written a second
- * time, and sums in float64 over sampled rows and columns.
+ * reference.h - what `fp8gen run` compares results with: the rules of quantisation, written a
+ * second time, and sums in float64 over sampled rows and columns.
  */
 #ifndef FP8GEN_CLI_REFERENCE_H
 #define FP8GEN_CLI_REFERENCE_H

@@ -1,9 +1,10 @@
 /*
  * run.c - `fp8gen run SPEC`: runs every pass of every layer and checks the results.
  *
- * The bundle is built into a temporary folder for the device at hand and goes through the same loader
- * as any other. On the host a layer's tokens are cut so that a spec of a large model takes seconds:
- * the cut keeps in_features and out_features whole, is said on stderr and stands in the report;
+ * The bundle is built into a temporary folder for the device at hand and goes through the same
+ * loader as any other. On the host a layer's tokens are cut so that a spec of a large model takes
+ * seconds: the cut keeps in_features and out_features whole, is said on stderr and stands in the
+ * report;
  * --tokens is never cut. Exit code 4 if a result is out of its bounds: that is a bug of ours.
  */
 #include <inttypes.h>

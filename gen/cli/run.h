@@ -1,5 +1,5 @@
 /*
- * run.h - what the files of `fp8gen run` share: a layer with its tensors, and the rows of the report.
+ * run.h - what the files of `fp8gen run` share: a layer with its tensors, the report's rows.
  */
 #ifndef FP8GEN_CLI_RUN_H
 #define FP8GEN_CLI_RUN_H

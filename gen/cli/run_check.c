@@ -4,10 +4,11 @@
  * In: a layer whose buffers are in host memory. Out: the numbers and, if one is out of bounds, the
  * sentence of a report row. Two errors are told apart: that of the kernel (against float64 on the
  * operands as quantised; small, bounded by accumulation and output dtype) and that of FP8 itself
- * (SQNR against float64 on the original tensors; a property of the formats). Bounds are those of the
- * project's accuracy promise and stand in one table. They are averages, and too few samples make none:
- * there each output is judged by itself, by one rounding and a share of its terms' sizes; and the SQNR
- * of fewer than 10,000 outputs, or of outputs of a few quantised numbers, is shown and not judged.
+ * (SQNR against float64 on the original tensors; a property of the formats). Bounds are those of
+ * the project's accuracy promise and stand in one table. They are averages, and too few samples
+ * make none: there each output is judged by itself, by one rounding and a share of its terms'
+ * sizes; and the SQNR of fewer than 10,000 outputs, or of outputs of a few quantised numbers, is
+ * shown and not judged.
  */
 #include <math.h>
 #include <stdarg.h>

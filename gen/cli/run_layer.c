@@ -2,9 +2,9 @@
  * run_layer.c - one layer of a bundle with its tensors on a device, and its passes.
  *
  * In: a bundle, a layer's name, the number of tokens and a seed. Out: x, w, bias and dy of seeded
- * normal data; y, dx, dw, dbias and the operands after the passes. Outputs, operands and workspace are
- * filled with 0xFF (NaN) before a pass that is checked, so that an element which a pass forgets shows.
- * It judges nothing (run_check.c does).
+ * normal data; y, dx, dw, dbias and the operands after the passes. Outputs, operands and workspace
+ * are filled with 0xFF (NaN) before a pass that is checked, so that an element which a pass forgets
+ * shows. It judges nothing (run_check.c does).
  */
 #include <math.h>
 #include <stdlib.h>

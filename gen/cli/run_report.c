@@ -1,10 +1,10 @@
 /*
  * run_report.c - the report of `fp8gen run`: a table, or one JSON object per row.
  *
- * Rows come as the passes finish. JSON lines are written at once, so that a long run can be followed;
- * the table is printed at the end, when its widths are known. "error" is that of the kernel, with its
- * bound, or "each" where every output is judged by itself; "SQNR" is that of FP8 against the original
- * tensors.
+ * Rows come as the passes finish. JSON lines are written at once, so that a long run can be
+ * followed; the table is printed at the end, when its widths are known. "error" is that of the
+ * kernel, with its bound, or "each" where every output is judged by itself; "SQNR" is that of FP8
+ * against the original tensors.
  */
 #include <jansson.h>
 #include <math.h>

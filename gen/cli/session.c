@@ -1,9 +1,9 @@
 /*
  * session.c - calls into the two libraries, and what their failures mean for the exit code.
  *
- * A generator session owns its diagnostics, already worded and located; they are printed as they are.
- * A failed runtime call has a sentence (fp8_last_error) and a remedy from the status table. Which exit
- * code a status gives is decided here and nowhere else.
+ * A generator session owns its diagnostics, already worded and located; they are printed as they
+ * are. A failed runtime call has a sentence (fp8_last_error) and a remedy from the status table.
+ * Which exit code a status gives is decided here and nowhere else.
  */
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,11 +1,11 @@
 /*
  * terminal.c - what the program says: errors, hints, notes, the progress line, and colours.
  *
- * In: --color, NO_COLOR, TERM and whether stdout and stderr are terminals. Out: text on stderr, escape
- * sequences for the tables on stdout. A closed stdout (`fp8gen plan x.lua | head`) is not an error: the
- * signal is ignored in main.c, so that temporary folders are still removed, and the end of the program
- * is silent; any other failure to write the results is reported, because a truncated result must not
- * look like a whole one.
+ * In: --color, NO_COLOR, TERM and whether stdout and stderr are terminals. Out: text on stderr,
+ * escape sequences for the tables on stdout. A closed stdout (`fp8gen plan x.lua | head`) is not an
+ * error: the signal is ignored in main.c, so that temporary folders are still removed, and the end
+ * of the program is silent; any other failure to write the results is reported, because a truncated
+ * result must not look like a whole one.
  */
 #include <errno.h>
 #include <stdarg.h>

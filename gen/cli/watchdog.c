@@ -1,9 +1,9 @@
 /*
  * watchdog.c - ends the program if work on the device is not over in time.
  *
- * A kernel that never ends blocks every call that waits for the device, and no call can take it back.
- * So a thread of its own watches the clock: when the time is up it says what was running and ends the
- * process, which gives the device back. What was printed before stays.
+ * A kernel that never ends blocks every call that waits for the device, and no call can take it
+ * back. So a thread of its own watches the clock: when the time is up it says what was running and
+ * ends the process, which gives the device back. What was printed before stays.
  */
 #include <errno.h>
 #include <pthread.h>
