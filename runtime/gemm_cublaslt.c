@@ -1,15 +1,16 @@
 /*
  * gemm_cublaslt.c - a product through cuBLASLt: which algorithm, in place or through the stage.
  *
- * At creation the heuristic is asked once for every way to write the output; its candidates are kept in its
- * order, behind a measured one where the plan has one for this version of the library. A call tries them until
- * one is accepted and remembers that one; the memory is one atomic per way, so threads need no lock. If all
- * refuse, the heuristic is asked for the exact problem; only then the call fails.
+ * At creation the heuristic is asked once for every way to write the output; its candidates are
+ * kept in its order, behind a measured one where the plan has one for this version of the library.
+ * A call tries them until one is accepted and remembers that one; the memory is one atomic per way,
+ * so threads need no lock. If all refuse, the heuristic is asked for the exact problem; only then
+ * the call fails.
  *
- * The output goes in place where cuBLASLt's rules allow it (address, ld and row bytes multiples of 16).
- * Elsewhere it goes to the stage, whose rows are padded, in chunks of rows, and a store kernel takes it from
- * there: nothing outside the caller's tensor is ever touched. A 16-bit output that accumulates is staged in
- * fp32 too, so that it is rounded once.
+ * The output goes in place where cuBLASLt's rules allow it (address, ld and row bytes multiples of
+ * 16). Elsewhere it goes to the stage, whose rows are padded, in chunks of rows, and a store kernel
+ * takes it from there: nothing outside the caller's tensor is ever touched. A 16-bit output that
+ * accumulates is staged in fp32 too, so that it is rounded once.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -152,7 +153,8 @@ static void log_way(const struct fp8_gemm_plan *plan, const struct fp8_range *ra
                   variant->count, variant->is_measured ? "measured or offered" : "offered");
 }
 
-/* The measured algorithm first, if the plan has one for this library and it takes it; then the heuristic's. */
+/* The measured algorithm first, if the plan has one for this library and it takes it; then the
+ * heuristic's. */
 static void fill_variant(const struct fp8_gemm_plan *plan, const struct fp8_choice *choice,
                          enum way way, const struct fp8_lt_problem *problem,
                          struct variant *variant)

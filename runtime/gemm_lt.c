@@ -1,10 +1,11 @@
 /*
  * gemm_lt.c - the entry points of cuBLASLt and the descriptors of one product.
  *
- * In: a problem of gemm_lt.h. Out: algorithms, or an enqueued product. Descriptors are built on the stack for
- * each call (a few dozen nanoseconds an attribute), so that nothing is shared between threads and nothing is
- * allocated. Scales are given by device pointer: scale_inv of each operand, which the quantise kernel of the
- * same stream writes. Split-K may reduce in fp32 only: one rounding, and the same bits in every run.
+ * In: a problem of gemm_lt.h. Out: algorithms, or an enqueued product. Descriptors are built on the
+ * stack for each call (a few dozen nanoseconds an attribute), so that nothing is shared between
+ * threads and nothing is allocated. Scales are given by device pointer: scale_inv of each operand,
+ * which the quantise kernel of the same stream writes. Split-K may reduce in fp32 only: one
+ * rounding, and the same bits in every run.
  */
 #include "runtime/gemm_lt.h"
 

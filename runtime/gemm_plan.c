@@ -1,9 +1,10 @@
 /*
  * gemm_plan.c - what computes a layer's product, for each range of tokens.
  *
- * In: the choices of the plan. At creation the first that this context can run is taken for every range; calls
- * look it up by M. cuBLASLt, the last choice, is asked for algorithms only where it is the one taken, so a layer
- * of generated kernels costs no heuristic. Knows neither tensor maps nor algorithms.
+ * In: the choices of the plan. At creation the first that this context can run is taken for every
+ * range; calls look it up by M. cuBLASLt, the last choice, is asked for algorithms only where it is
+ * the one taken, so a layer of generated kernels costs no heuristic. Knows neither tensor maps nor
+ * algorithms.
  */
 #include <stdio.h>
 

@@ -1,10 +1,10 @@
 /*
  * kernel.c - a kernel of the bundle: loading its cubin, its grid, its parameter list, its launch.
  *
- * An op's arguments arrive evaluated in the op's order; the kernel record says which of them the kernel
- * takes, in which order. The parameter list is an array of pointers to those values on the stack. The host
- * context executes the op itself, with the semantics of the same record. Kernels of op gemm take tensor maps
- * too: gemm_generated.c makes their lists.
+ * An op's arguments arrive evaluated in the op's order; the kernel record says which of them the
+ * kernel takes, in which order. The parameter list is an array of pointers to those values on the
+ * stack. The host context executes the op itself, with the semantics of the same record. Kernels of
+ * op gemm take tensor maps too: gemm_generated.c makes their lists.
  */
 #include <stdio.h>
 
@@ -69,7 +69,7 @@ fp8_status fp8_kernel_load(const struct fp8_context *context, struct fp8_kernel 
         return fp8_fail_cuda(driver, result, "kernel '%s': looking up %s in its cubin",
                              kernel->name, kernel->entry);
     kernel->function = function;
-    /* Loaded now: lazy loading during a launch would block and could deadlock beside a collective. */
+    /* Loaded now: loaded by a launch it would block, and could deadlock beside a collective. */
     if (driver->func_load)
         result = driver->func_load(function);
     if (result == CUDA_SUCCESS && kernel->shared_bytes > DEFAULT_SHARED_BYTES)

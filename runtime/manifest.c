@@ -2,10 +2,10 @@
  * manifest.c - manifest.json as plain structs: version, digest, the lists; kernels are read in
  * manifest_kernel.c, layers in manifest_layer.c.
  *
- * In: the text of a manifest. Out: structs in the bundle's arena, in which every name has been resolved and
- * every number checked; JSON is not looked at again. Strict: a field that this version does not know is
- * refused, because leaving it out could change what a pass computes. The digest is taken over the compact
- * form, so it covers every value, whatever the white space.
+ * In: the text of a manifest. Out: structs in the bundle's arena, in which every name has been
+ * resolved and every number checked; JSON is not looked at again. Strict: a field that this version
+ * does not know is refused, because leaving it out could change what a pass computes. The digest is
+ * taken over the compact form, so it covers every value, whatever the white space.
  */
 #include <inttypes.h>
 #include <stdio.h>

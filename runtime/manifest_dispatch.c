@@ -1,8 +1,9 @@
 /*
  * manifest_dispatch.c - the choices of a gemm step: for each range of tokens, what may compute it.
  *
- * In: the "dispatch" array of a step whose dtypes are known. Out: ranges without gaps up to max_tokens, each
- * with its choices in order, cuBLASLt the last. Which of them a context can run is for gemm_plan.c.
+ * In: the "dispatch" array of a step whose dtypes are known. Out: ranges without gaps up to
+ * max_tokens, each with its choices in order, cuBLASLt the last. Which of them a context can run is
+ * for gemm_plan.c.
  */
 #include <string.h>
 

@@ -1,9 +1,9 @@
 /*
  * manifest_kernel.c - one kernel record of a manifest: parameters, grid, semantics, cubins.
  *
- * In: the JSON record. Out: a fp8_kernel whose parameter list is indices, so that a launch looks up no name.
- * What a launch relies on is checked here: a gemm kernel whose boxes do not fill its tiles would wait for
- * bytes that never come.
+ * In: the JSON record. Out: a fp8_kernel whose parameter list is indices, so that a launch looks up
+ * no name. What a launch relies on is checked here: a gemm kernel whose boxes do not fill its tiles
+ * would wait for bytes that never come.
  */
 #include <stdio.h>
 #include <string.h>
@@ -214,7 +214,7 @@ static bool is_fp8(fp8_dtype dtype)
     return dtype == FP8_DTYPE_E4M3 || dtype == FP8_DTYPE_E5M2;
 }
 
-/* The boxes are what TMA brings for a tile; the kernel waits for as many bytes as its tiles have. */
+/* The boxes are what TMA brings for a tile; the kernel waits for all bytes of its tiles. */
 static fp8_status check_gemm(const struct fp8_reader *reader, const struct fp8_kernel *kernel)
 {
     const struct fp8_box *a = &kernel->boxes[0], *b = &kernel->boxes[1], *out = &kernel->boxes[2];

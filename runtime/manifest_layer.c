@@ -1,9 +1,10 @@
 /*
  * manifest_layer.c - one layer record of a manifest: passes and steps.
  *
- * In: the JSON record and the kernels read before it. Out: a fp8_layer_plan in which every argument of every
- * step is a source that a call can evaluate without a name. Buffers are read in manifest_buffers.c, the choices
- * of a gemm in manifest_dispatch.c; what the steps do with the buffers is checked in plan_check.c.
+ * In: the JSON record and the kernels read before it. Out: a fp8_layer_plan in which every argument
+ * of every step is a source that a call can evaluate without a name. Buffers are read in
+ * manifest_buffers.c, the choices of a gemm in manifest_dispatch.c; what the steps do with the
+ * buffers is checked in plan_check.c.
  */
 #include <stdio.h>
 #include <stdlib.h>

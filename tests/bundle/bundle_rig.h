@@ -1,9 +1,9 @@
 /*
  * bundle_rig.h - bundles for tests: made by the generator, then changed on purpose.
  *
- * A manifest is taken from a built bundle (without cubins: NVRTC is not needed), changed as JSON, sealed with
- * a fresh digest and written to a folder of its own, with cubins that only the fake driver understands if a
- * test wants an arch.
+ * A manifest is taken from a built bundle (without cubins: NVRTC is not needed), changed as JSON,
+ * sealed with a fresh digest and written to a folder of its own, with cubins that only the fake
+ * driver understands if a test wants an arch.
  */
 #ifndef BUNDLE_RIG_H
 #define BUNDLE_RIG_H
@@ -26,8 +26,9 @@
 char *bundle_folder(void);
 void bundle_remove(char *folder);
 
-/* The manifest of the tests' model: layers "plain" (no bias), "bias", "wide" (fp32 outputs, bf16 dw), "e4m3"
- * (power of two) and "half" (fp16 outputs). gemm: what computes its products, as fp8gen_override takes it. */
+/* The manifest of the tests' model: layers "plain" (no bias), "bias", "wide" (fp32 outputs, bf16
+ * dw), "e4m3" (power of two) and "half" (fp16 outputs). gemm: what computes its products, as
+ * fp8gen_override takes it. */
 json_t *bundle_manifest_by(const char *gemm);
 json_t *bundle_manifest(void); /* by cublaslt */
 /* Adds an arch with made-up cubins, written below the folder. */
@@ -38,7 +39,7 @@ void bundle_write(const json_t *manifest, const char *folder);
 void bundle_write_file(const char *folder, const char *name, const void *data, size_t size);
 void *bundle_read_file(const char *folder, const char *name, size_t *size);
 
-/* A value by a path like "layers.0.buffers.3.dtype"; numbers index arrays. NULL if it is not there. */
+/* A value by a path like "layers.0.buffers.3.dtype"; numbers index arrays. NULL: not there. */
 json_t *bundle_at(json_t *root, const char *path);
 /* Replaces (or, with value NULL, removes) what a path names. Takes the reference. */
 void bundle_set(json_t *root, const char *path, json_t *value);
@@ -46,7 +47,8 @@ void bundle_set(json_t *root, const char *path, json_t *value);
 /* The fakes of the CUDA libraries, opened before the runtime looks for them. */
 struct fake_cuda *bundle_fake_cuda(void);
 struct fake_lt *bundle_fake_lt(void);
-/* Lets the fakes execute kernels and products with the host backend, as this manifest describes them. */
+/* Lets the fakes execute kernels and products with the host backend, as this manifest describes
+ * them. */
 void bundle_execute(const char *manifest);
 
 /* The context, and the name of what failed when it did. */

@@ -1,9 +1,10 @@
 /*
- * cuda_rig.h - every pass run on two contexts, the host's and the fake GPU's, with outputs that must be equal.
+ * cuda_rig.h - every pass run on two contexts, the host's and the fake GPU's, with outputs that
+ * must be equal.
  *
- * All values are small integers and every tensor holds one 7, so that scales are powers of two, casts and
- * sums are exact and each path, staged or not, must give the same bits. Tensors lie in blocks of exact size
- * at every alignment, so the sanitizer sees any access outside.
+ * All values are small integers and every tensor holds one 7, so that scales are powers of two,
+ * casts and sums are exact and each path, staged or not, must give the same bits. Tensors lie in
+ * blocks of exact size at every alignment, so the sanitizer sees any access outside.
  */
 #ifndef CUDA_RIG_H
 #define CUDA_RIG_H

@@ -1,6 +1,7 @@
 /*
- * test_cuda.c - the CUDA path without a GPU: every pass on the fake driver gives the host context's bits,
- * whatever the alignment, the stage, the order of a kernel's arguments or the algorithm that is taken.
+ * test_cuda.c - the CUDA path without a GPU: every pass on the fake driver gives the host context's
+ * bits, whatever the alignment, the stage, the order of a kernel's arguments or the algorithm that
+ * is taken.
  */
 #include "tests/bundle/cuda_rig.h"
 

@@ -1,6 +1,6 @@
 /*
- * test_cuda_errors.c - what fails on a GPU: each call of the driver in turn, devices that are not there,
- * cubins with other parameters. Nothing leaks, nothing is claimed, the next call works.
+ * test_cuda_errors.c - what fails on a GPU: each call of the driver in turn, devices that are not
+ * there, cubins with other parameters. Nothing leaks, nothing is claimed, the next call works.
  */
 #include "tests/bundle/cuda_rig.h"
 

@@ -1,6 +1,7 @@
 /*
- * test_generated.c - products by kernels of the bundle, without a GPU: what is refused in their records, the
- * tensor maps of every call, the choice at creation, grids, and what the dispatch query says.
+ * test_generated.c - products by kernels of the bundle, without a GPU: what is refused in their
+ * records, the tensor maps of every call, the choice at creation, grids, and what the dispatch
+ * query says.
  */
 #include "tests/bundle/cuda_rig.h"
 
@@ -171,7 +172,8 @@ static void every_layer_gives_the_bits_of_the_host(void **state)
     assert_true(cuda->maps > 0);
 }
 
-/* Each configuration that the generator knows; those of one accumulation leave the others' steps to the rest. */
+/* Each configuration that the generator knows; those of one accumulation leave the others' steps to
+ * the rest. */
 static void every_configuration(void **state)
 {
     (void)state;

@@ -1,8 +1,9 @@
 /*
  * test_mutations.c - random changes of a manifest, sealed again, then opened and run on the host.
  *
- * A changed bundle is refused with a sentence, or it opens, and then its passes stay within their buffers (the
- * sanitizer looks). FP8_TEST_SEED repeats a run that the printed seed names; FP8_TEST_MUTATIONS asks for more.
+ * A changed bundle is refused with a sentence, or it opens, and then its passes stay within their
+ * buffers (the sanitizer looks). FP8_TEST_SEED repeats a run that the printed seed names;
+ * FP8_TEST_MUTATIONS asks for more.
  */
 #include "tests/bundle/bundle_rig.h"
 

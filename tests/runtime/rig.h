@@ -4,7 +4,8 @@
  *
  * The same test runs on the host context and on a GPU; FP8_TEST_DEVICE ("host", "cuda") chooses.
  * Without a GPU a cuda run is skipped (exit code 77) with the reason, unless FP8_TEST_REQUIRE holds
- * "gpu". FP8_TEST_GEMM, or a device "cuda+<word>", forces what computes the products of all bundles:
+ * "gpu". FP8_TEST_GEMM, or a device "cuda+<word>", forces what computes the products of all
+ * bundles:
  * "generated", "cublaslt" or the name of a configuration.
  *
  * All memory that the library sees lies in blocks: exact size, 4 KiB of guard bytes on both sides,

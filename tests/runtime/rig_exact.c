@@ -43,7 +43,8 @@ void exact_open(const struct configuration *c, struct rig_layers *layers,
 
 /* ---- exact data ---- */
 
-/* -1, 0 or 1, and 7 first: rows of a matrix are a prefix of those of a larger one with the same scale. */
+/* -1, 0 or 1, and 7 first: rows of a matrix are a prefix of those of a larger one with the same
+ * scale. */
 static int8_t exact_value(uint64_t seed, int64_t i, int64_t j)
 {
     if (i == 0 && j == 0)

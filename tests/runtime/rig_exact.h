@@ -1,9 +1,9 @@
 /*
  * rig_exact.h - products that are exact, in every configuration of the generated GEMM.
  *
- * All values are small integers and the first element of every operand is 7, so that scales are powers of
- * two, casts and sums are exact in every order, whatever the accumulation: results are compared bit for bit.
- * Operands, references and memory are made once and serve many products.
+ * All values are small integers and the first element of every operand is 7, so that scales are
+ * powers of two, casts and sums are exact in every order, whatever the accumulation: results are
+ * compared bit for bit. Operands, references and memory are made once and serve many products.
  */
 #ifndef RIG_EXACT_H
 #define RIG_EXACT_H
@@ -28,8 +28,8 @@ void exact_open(const struct configuration *c, struct rig_layers *layers,
 
 /* ---- matrices ---- */
 
-/* Integers as they are and as bf16 on the device. Rows of one are a prefix of those of a larger one of the
- * same seed, with the same scale. */
+/* Integers as they are and as bf16 on the device. Rows of one are a prefix of those of a larger one
+ * of the same seed, with the same scale. */
 struct exact {
     int64_t rows, cols;
     int8_t *values;

@@ -1,9 +1,10 @@
 /*
- * test_configurations.c - every configuration of the generated GEMM over shapes that meet its tails.
+ * test_configurations.c - every configuration of the generated GEMM over shapes that meet its
+ * tails.
  *
- * Outputs are compared bit for bit, all of them, and canaries around and between their rows, at leading dims
- * and addresses of every kind. On the host, which has one way to multiply, a few shapes show that the test
- * itself is right.
+ * Outputs are compared bit for bit, all of them, and canaries around and between their rows, at
+ * leading dims and addresses of every kind. On the host, which has one way to multiply, a few
+ * shapes show that the test itself is right.
  */
 #include "runtime/fp8_format.h"
 #include "tests/runtime/rig_exact.h"
@@ -310,7 +311,8 @@ static void expect_all(const struct rig_tensor *tensor, float value, const char 
     }
 }
 
-/* dy = 3, w = 2 I, x = 1: dx = 6 and dw = 384. E5M2 bytes read as E4M3 come out 163 times too small. */
+/* dy = 3, w = 2 I, x = 1: dx = 6 and dw = 384. E5M2 bytes read as E4M3 come out 163 times too
+ * small. */
 static void known_product_is_exact_in_every_configuration(void **state)
 {
     (void)state;

@@ -1,11 +1,11 @@
 /*
  * fake.h - libcuda and cuBLASLt for machines without a GPU, as far as the runtime uses them.
  *
- * Device memory is host memory, streams do their work at once, and kernels and matrix products are handed to
- * the test, which executes them with the host backend. So the whole CUDA path of the runtime (packing of
- * arguments, staging, chunks, descriptors, clean-up after errors) runs under sanitizers on any machine. The
- * fakes are strict where the real libraries are: a launch without a current context, an unaligned pointer, a
- * product that cuBLASLt has no algorithm for are refused.
+ * Device memory is host memory, streams do their work at once, and kernels and matrix products are
+ * handed to the test, which executes them with the host backend. So the whole CUDA path of the
+ * runtime (packing of arguments, staging, chunks, descriptors, clean-up after errors) runs under
+ * sanitizers on any machine. The fakes are strict where the real libraries are: a launch without a
+ * current context, an unaligned pointer, a product that cuBLASLt has no algorithm for are refused.
  *
  * Both are shared objects with the real sonames; a test opens them before the runtime does.
  */
@@ -19,7 +19,7 @@
 /* A launch: parameters as cuLaunchKernel takes them. */
 typedef void (*fake_launch)(const char *entry, unsigned grid, unsigned block, void **parameters);
 
-/* What the fake driver writes into the 128 bytes of a tensor map; all zero if it was never encoded. */
+/* What the fake driver writes into the 128 bytes of a tensor map; all zero: never encoded. */
 struct fake_map {
     uint64_t magic; /* FAKE_MAP_MAGIC */
     void *data;
@@ -50,7 +50,7 @@ struct fake_cuda {
     char last_entry[128]; /* of a kernel */
 };
 
-/* A product in the library's own terms: D[m x n], column-major, = A^T B; rows of D are contiguous. */
+/* A product in the library's terms: D[m x n], column-major, = A^T B; rows of D contiguous. */
 struct fake_product {
     int a_type, b_type, d_type; /* cudaDataType */
     int64_t m, n, k, lda, ldb, ldd;
