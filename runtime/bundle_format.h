@@ -52,9 +52,9 @@
  *                   out_ld is cols if there is one row
  *                 { "name": "out_by_map", "type": "int32" }
  *                   1: out is written through its map. 0: out's address, row pitch or row is no
- *                   multiple of 16 bytes (TMA writes whole steps), or it is 16 bits wide and accumulates; its map is 128 zero bytes,
- *                   and the kernel's threads store, any alignment and ld, nothing outside out
- *                   touched
+ *                   multiple of 16 bytes (TMA writes whole steps), or it is 16 bits wide and
+ *                   accumulates; its map is 128 zero bytes, and the kernel's threads store, any
+ *                   alignment and ld, nothing outside out touched
  *   grid        one of
  *                 { "rule": "tiles", "rows": <op arg>, "cols": <op arg>,
  *                   "tile_rows": r, "tile_cols": c, "ctas_per_sm": p, "max_ctas": m,
