@@ -70,6 +70,11 @@ class State:
         self._stream = None
         self._captured = False  # a graph has written the bytes: only graphs may trust them
 
+    @staticmethod
+    def by_number(number):
+        """The living state of this number, or None."""
+        return _states.get(number)
+
     def layer(self, x, weight, bias, y_dtype, dw_dtype, tokens):
         """The runtime's layer for these dtypes."""
         short = (x.dtype, weight.dtype, y_dtype, dw_dtype, bias, weight.shape, x.device)
@@ -110,7 +115,7 @@ class State:
         return self._data, copies
 
 
-class _Storage:
+class Storage:
     """The identity of a tensor's memory: a weak reference, so that the address is not used again."""
     __slots__ = ("reference",)
 
@@ -126,7 +131,7 @@ def identity(tensor):
     if tensor.is_inference():
         return object()  # versions are not counted: never equal
     return (tensor._version, _epoch, tensor.storage_offset(), tensor.stride(), tensor.dtype,
-            _Storage(tensor.untyped_storage()))
+            Storage(tensor.untyped_storage()))
 
 
 def state_of(weight):

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from . import abi, operand
 from . import linear as ops
@@ -29,12 +29,41 @@ from .linear import State, fp8_linear, state_of
 
 _aten = torch.ops.aten
 # Operators after which the result is a weight again; what FSDP2 and modules do with parameters.
-_KEEP = {
-    _aten.detach.default, _aten.alias.default, _aten.clone.default, _aten.view.default,
-    _aten.as_strided.default, _aten.slice.Tensor, _aten.split.Tensor, _aten.empty_like.default,
-    _aten.new_zeros.default, _aten.new_empty.default, _aten._to_copy.default,
-    _aten._pin_memory.default,
+_SAME = {_aten.detach.default, _aten.alias.default}  # the same weight by another name
+_PART = {  # its memory, or what FSDP2 puts a shard into
+    _aten.view.default, _aten.as_strided.default, _aten.slice.Tensor, _aten.split.Tensor,
+    _aten.new_zeros.default,
 }
+_OTHER = {_aten.clone.default, _aten.empty_like.default, _aten.new_empty.default,
+          _aten._to_copy.default, _aten._pin_memory.default}
+_KEEP = _SAME | _PART | _OTHER
+
+
+class _Amax:
+    """The amax of a whole sharded weight while it is known: until the shard is written, or a step.
+
+    FSDP2 replaces uneven shards by padded copies at its first forward, on some ranks only; whether an
+    all-reduce is needed must be the same on all. So those copies share this object, and writing them
+    does not count as writing the shard.
+    """
+    __slots__ = ("value", "epoch", "storage")
+
+    def __init__(self):
+        self.value = self.epoch = self.storage = None
+
+    def set(self, value, data):
+        self.value, self.epoch = value, ops._epoch
+        self.storage = ops.Storage(data.untyped_storage())
+
+    def get(self, data):
+        if self.value is None or self.epoch != ops._epoch:
+            return None
+        self.storage = ops.Storage(data.untyped_storage())
+        return self.value
+
+    def written(self, data):
+        if self.value is not None and self.storage == ops.Storage(data.untyped_storage()):
+            self.value = None
 
 
 class _Wrapper(torch.Tensor):
@@ -50,13 +79,6 @@ class _Wrapper(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
-    @property
-    def fp8_state(self):
-        state = self.__dict__.get("_state")
-        if state is None:
-            state = self.__dict__["_state"] = State(self._recipe)
-        return state
-
 
 def _linear_arguments(input, weight, bias=None):
     return input, weight, bias
@@ -66,21 +88,25 @@ class Fp8Weight(_Wrapper):
     """A high-precision weight, or FSDP2's shard of one, whose F.linear runs in FP8."""
 
     @staticmethod
-    def __new__(cls, data, recipe=Recipe()):
+    def __new__(cls, data, recipe=Recipe(), state=None, amax=None):
         self = torch.Tensor._make_wrapper_subclass(
             cls, data.shape, strides=data.stride(), storage_offset=data.storage_offset(),
             dtype=data.dtype, layout=data.layout, device=data.device,
             requires_grad=data.requires_grad)
-        self._data, self._recipe = data, recipe
-        self._amax = None  # (identity of the shard, amax of the whole weight), by precompute_scales
+        self._data, self.fp8_state = data, state or State(recipe)
+        self._amax = amax or _Amax()
         return self
 
     def __tensor_flatten__(self):
-        return ["_data"], self._recipe
+        return ["_data"], (self.fp8_state.number, self.recipe)  # compared by value in guards
 
     @staticmethod
-    def __tensor_unflatten__(inner, recipe, outer_size, outer_stride):
-        return Fp8Weight(inner["_data"], recipe)
+    def __tensor_unflatten__(inner, meta, outer_size, outer_stride):
+        return Fp8Weight(inner["_data"], meta[1], State.by_number(meta[0]))
+
+    @property
+    def recipe(self):
+        return self.fp8_state.recipe
 
     def __repr__(self):
         return f"Fp8Weight({self._data!r})"
@@ -89,7 +115,7 @@ class Fp8Weight(_Wrapper):
         return self._data.detach().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo):
-        twin = Fp8Weight(copy.deepcopy(self._data.detach(), memo), self._recipe)
+        twin = Fp8Weight(copy.deepcopy(self._data.detach(), memo), self.recipe)
         if isinstance(self, nn.Parameter):
             twin = nn.Parameter(twin, requires_grad=self.requires_grad)
         memo[id(self)] = twin
@@ -98,18 +124,22 @@ class Fp8Weight(_Wrapper):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        first = [w for w in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(w, Fp8Weight)][0]
+        first = next(w for w in tree_leaves((args, kwargs)) if isinstance(w, Fp8Weight))
         plain_args, plain_kwargs = tree_map_only(Fp8Weight, lambda w: w._data, (args, kwargs))
         out = func(*plain_args, **plain_kwargs)
         if func._schema.is_mutable:
             written = [a for a, spec in zip(args, func._schema.arguments)
                        if spec.alias_info is not None and spec.alias_info.is_write]
-            for weight in torch.utils._pytree.tree_leaves(written):
-                if isinstance(weight, Fp8Weight) and not weight._data.is_inference():
-                    torch.autograd.graph.increment_version(weight._data)
+            for weight in tree_leaves(written):
+                if isinstance(weight, Fp8Weight):
+                    weight._amax.written(weight._data)
+                    if not weight._data.is_inference():
+                        torch.autograd.graph.increment_version(weight._data)
             return args[0] if isinstance(args[0], Fp8Weight) else out
         if func in _KEEP:
-            return tree_map_only(torch.Tensor, lambda t: Fp8Weight(t, first._recipe), out)
+            state = first.fp8_state if func in _SAME else None
+            amax = None if func in _OTHER else first._amax
+            return tree_map_only(torch.Tensor, lambda t: Fp8Weight(t, first.recipe, state, amax), out)
         return out
 
     def fp8_source(self):
@@ -119,16 +149,16 @@ class Fp8Weight(_Wrapper):
     # ---- FSDP2 ----
 
     def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
-        amax = self._amax[1] if self._amax and self._amax[0] == _key(self._data) else None
+        amax = self._amax.get(self._data)
         if amax is None:
             amax = operand.amax_of(self._data)
             dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=mesh.get_group())
-        scale, inverse = operand.scales_of(amax, abi.E4M3, self._recipe.power_of_two)
+        scale, inverse = operand.scales_of(amax, abi.E4M3, self.recipe.power_of_two)
         rows = operand.quantize_rows(self._data, scale)
         padded = -(-outer_size[0] // mesh.size())
         if rows.shape[0] != padded:
             rows = F.pad(rows, (0, 0, 0, padded - rows.shape[0]))
-        return (rows,), (operand.header(amax, scale, inverse), self._recipe, outer_size)
+        return (rows,), (operand.header(amax, scale, inverse), self.recipe, outer_size)
 
     def fsdp_post_all_gather(self, outputs, metadata, param_dtype, *, out=None):
         rows, = outputs
@@ -140,24 +170,21 @@ class Fp8Weight(_Wrapper):
         out._rows, out._header = rows, header
 
 
-def _key(tensor):
-    return ops.identity(tensor)
-
-
 class GatheredWeight(_Wrapper):
     """A whole weight as gathered FP8 rows [>= N, K] and its scales; lives from gather to reshard."""
 
     @staticmethod
     def __new__(cls, rows, header, size, dtype, recipe):
         self = torch.Tensor._make_wrapper_subclass(cls, size, dtype=dtype, device=rows.device)
-        self._rows, self._header, self._recipe = rows, header, recipe
+        self._rows, self._header = rows, header
+        self.fp8_state = State(recipe, keep=False)
         return self
 
     def __repr__(self):
         return f"GatheredWeight({tuple(self.shape)}, {self.dtype})"
 
     def __tensor_flatten__(self):
-        return ["_rows", "_header"], (self.shape, self.dtype, self._recipe)
+        return ["_rows", "_header"], (self.shape, self.dtype, self.fp8_state.recipe)
 
     @staticmethod
     def __tensor_unflatten__(inner, meta, outer_size, outer_stride):
@@ -180,7 +207,7 @@ class GatheredWeight(_Wrapper):
         if weight is not None and (func in (_aten.detach.default, _aten.alias.default) or (
                 func is _aten.as_strided.default and tuple(args[1]) == tuple(weight.shape))):
             return GatheredWeight(weight._rows, weight._header, weight.shape, weight.dtype,
-                                  weight._recipe)
+                                  weight.fp8_state.recipe)
         args, kwargs = tree_map_only(GatheredWeight, lambda w: w.dequantize(), (args, kwargs))
         return func(*args, **kwargs)
 
@@ -230,7 +257,7 @@ def precompute_scales(model):
         amaxes = torch.stack([operand.amax_of(shard._data) for shard in shards])
         dist.all_reduce(amaxes, op=dist.ReduceOp.MAX, group=group)
         for shard, amax in zip(shards, amaxes.unbind()):
-            shard._amax = _key(shard._data), amax
+            shard._amax.set(amax, shard._data)
 
 
 def _shard_group(mesh):
@@ -266,9 +293,9 @@ class Fp8Mode(TorchFunctionMode):
             x, weight, bias = _linear_arguments(*args, **kwargs)
         elif func in _MATMULS and len(args) == 2 and not kwargs and isinstance(args[1], torch.Tensor):
             x, weight, bias = args[0], args[1].t() if args[1].dim() == 2 else args[1], None
-        elif func is torch.Tensor.backward:  # torch takes a mode off the stack while it is asked
+        elif func in _BACKWARDS:  # torch takes a mode off the stack while it is asked
             with self:
-                return torch.autograd.backward(*_backward_arguments(*args, **kwargs))
+                return _BACKWARDS[func](*args, **kwargs)
         else:
             return func(*args, **kwargs)
         if not self._takes(x, weight):
@@ -282,8 +309,22 @@ class Fp8Mode(TorchFunctionMode):
         return fp8_linear(x, weight, bias, state)
 
 
-def _backward_arguments(tensor, gradient=None, retain_graph=None, create_graph=False, inputs=None):
-    return tensor, gradient, retain_graph, create_graph, None, inputs
+def _backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False,
+              grad_variables=None, inputs=None):
+    """torch.autograd.backward without its question to modes, which would never end."""
+    tensors = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+    grads = (grad_tensors,) if isinstance(grad_tensors, torch.Tensor) else grad_tensors
+    grads = tuple(torch.ones_like(t) if g is None else g
+                  for t, g in zip(tensors, grads or (None,) * len(tensors)))
+    inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())
+    torch.autograd.Variable._execution_engine.run_backward(
+        tensors, grads, create_graph if retain_graph is None else retain_graph, create_graph, inputs,
+        allow_unreachable=True, accumulate_grad=True)
 
 
+def _tensor_backward(tensor, gradient=None, retain_graph=None, create_graph=False, inputs=None):
+    _backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+_BACKWARDS = {torch.Tensor.backward: _tensor_backward, torch.autograd.backward: _backward}
 _MATMULS = {torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__}
