@@ -143,14 +143,15 @@ static char *scaled(char text[32], double value, double step, const char *const 
 
 char *cli_format_bytes(char text[32], double bytes)
 {
-    static const char *const units[] = { "B", "kB", "MB", "GB", "TB" };
-    return scaled(text, bytes, 1000, units, 5);
+    static const char *const units[] = { "B", "kB", "MB", "GB", "TB", "PB", "EB", "ZB" };
+    return scaled(text, bytes, 1000, units, 8);
 }
 
 char *cli_format_flops(char text[32], double flops)
 {
-    static const char *const units[] = { "FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP" };
-    return scaled(text, flops, 1000, units, 6);
+    static const char *const units[] = { "FLOP",  "kFLOP", "MFLOP", "GFLOP", "TFLOP",
+                                         "PFLOP", "EFLOP", "ZFLOP", "YFLOP" };
+    return scaled(text, flops, 1000, units, 9);
 }
 
 char *cli_format_seconds(char text[32], double seconds)

@@ -94,11 +94,31 @@ local function kind_of(gemm)
         gemm.accumulates and "add" or "" }, " ")
 end
 
+-- A problem to pick configurations for. Sets of them are tried on it again and again, so their order is
+-- found once: names, best first, and their seconds.
+local function case_of(problem, weight)
+    local case = {
+        problem = problem,
+        cublaslt = tile.cublaslt_seconds(problem),
+        weight = weight,
+        names = {},
+        seconds = {},
+    }
+    for _, item in ipairs(tile.rank(problem)) do
+        if fits(item.configuration, problem) then
+            case.names[#case.names + 1] = item.configuration.name
+            case.seconds[#case.seconds + 1] = item.seconds
+        end
+    end
+    return case
+end
+
 -- Seconds with a set of configurations and cuBLASLt beside them, generated ones preferred.
 local function seconds_with(case, set)
-    local item = best_of(case.problem, set)
-    if not item then return case.cublaslt end
-    return math.min(item.seconds / CLEARLY, case.cublaslt)
+    for i, name in ipairs(case.names) do
+        if set[name] then return math.min(case.seconds[i] / CLEARLY, case.cublaslt) end
+    end
+    return case.cublaslt
 end
 
 -- Mean of log(seconds), by weight.
@@ -139,11 +159,7 @@ local function sets_for(gemms)
         cases[kind] = cases[kind] or {}
         for _, range in ipairs(ranges_of(gemm, {})) do
             local problem = problem_of(gemm, tokens_for(gemm, range))
-            table.insert(cases[kind], {
-                problem = problem,
-                cublaslt = tile.cublaslt_seconds(problem),
-                weight = holds(range, gemm.tokens) and USUAL or 1,
-            })
+            table.insert(cases[kind], case_of(problem, holds(range, gemm.tokens) and USUAL or 1))
         end
     end
     for kind, list in pairs(cases) do sets[kind] = set_for(list) end

@@ -3,7 +3,7 @@
 -- In: a layer as plan.lua made it, and its GEMMs with the seconds that choose.lua gave them. Out: per pass
 -- { bytes, flops, seconds } for one call at the layer's usual tokens with contiguous, aligned tensors. For
 -- people: nothing is chosen by it. It reads the plan's own steps and buffers, so it cannot disagree with
--- what runs.
+-- what runs. Bytes and FLOPs are floats: products of a legal spec's sizes pass 2^63.
 --
 -- The seconds are a model, not a measurement: quantise kernels move their bytes at a share of what a
 -- plain copy reaches; a launch costs its gap; tile.lua knows the GEMMs.
@@ -32,9 +32,9 @@ local function number(value, tokens) return value == "M" and tokens or value end
 
 -- Bytes of the buffers that the named arguments of a step point to.
 local function bytes_of(step, names, sizes)
-    local sum = 0
+    local sum = 0.0
     for _, name in ipairs(names) do
-        sum = sum + (sizes[step.args[name]] or 0) -- null: nothing is read or written
+        sum = sum + (sizes[step.args[name]] or 0.0) -- null: nothing is read or written
     end
     return sum
 end
@@ -51,17 +51,17 @@ local function step_cost(step, sizes, tokens, gemm)
     if step.op == "gemm" then
         local args = step.args
         local rows, cols = number(args.rows, tokens), number(args.cols, tokens)
-        local flops = 2 * rows * cols * number(args.depth, tokens)
+        local flops = 2.0 * rows * cols * number(args.depth, tokens)
         local bytes = bytes_of(step, { "a", "b", "out", "bias" }, sizes)
         local seconds = gemm.seconds
         if by_cublaslt(step, tokens) and cols * SIZE[step.out_dtype] % 16 ~= 0 then
-            local staged = 2 * rows * cols * SIZE[step.out_dtype] -- into the stage, from there to out
+            local staged = 2.0 * rows * cols * SIZE[step.out_dtype] -- into the stage, from there to out
             bytes, seconds = bytes + staged, seconds + staged / (COPY * COPY_SHARE) + LAUNCH
         end
         return bytes, flops, seconds
     end
     local bytes = bytes_of(step, { "source", "row", "transposed", "dbias" }, sizes)
-    return bytes, 0, bytes / (COPY * COPY_SHARE) + LAUNCH
+    return bytes, 0.0, bytes / (COPY * COPY_SHARE) + LAUNCH
 end
 
 -- Four digits are more than the model deserves, and read well.
@@ -70,12 +70,12 @@ local function rounded(seconds) return tonumber(("%.4g"):format(seconds)) end
 function M.layer(layer, gemms)
     local sizes = {}
     for _, buffer in ipairs(layer.buffers) do
-        sizes[buffer.name] = extent(buffer.rows, layer.tokens) * extent(buffer.cols, layer.tokens)
+        sizes[buffer.name] = 1.0 * extent(buffer.rows, layer.tokens) * extent(buffer.cols, layer.tokens)
             * SIZE[buffer.dtype]
     end
     local costs = {}
     for pass, steps in pairs(layer.passes) do
-        local total = { bytes = 0, flops = 0, seconds = 0.0 }
+        local total = { bytes = 0.0, flops = 0.0, seconds = 0.0 }
         for _, step in ipairs(steps) do
             local bytes, flops, seconds = step_cost(step, sizes, layer.tokens, gemms[pass])
             total.bytes = total.bytes + bytes
@@ -83,6 +83,8 @@ function M.layer(layer, gemms)
             total.seconds = total.seconds + seconds
         end
         total.seconds = rounded(total.seconds)
+        total.bytes = math.tointeger(total.bytes) or total.bytes -- whole numbers while they fit
+        total.flops = math.tointeger(total.flops) or total.flops
         costs[pass] = total
     end
     return costs

@@ -12,7 +12,7 @@
 
 local schema = {}
 
-local dim_max = 1 << 28 -- products of three such sizes still fit 64 bits where they are needed
+local dim_max = 1 << 28 -- bytes of a tensor of two such sizes fit 64 bits; FLOPs are floats
 local weights = { "bf16", "fp32" }
 local outputs = { "bf16", "fp16", "fp32" }
 

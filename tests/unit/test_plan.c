@@ -4,6 +4,7 @@
  * The exact text of some plans is in tests/golden. Here every plan is walked by the rules of
  * runtime/bundle_format.h, and each field of a spec is flipped once.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -596,6 +597,25 @@ static void test_cost(void **state)
     json_decref(plan);
 }
 
+/* Products that 64 bits do not hold; the plan has six digits of them. */
+static void test_cost_of_huge_layers(void **state)
+{
+    (void)state;
+    json_t *plan =
+        plan_of("in_features = 2097152, out_features = 2097152, tokens = 1048576, bias = true");
+    json_t *cost = json_object_get(first_layer(plan), "cost");
+    double flops = json_number_value(json_object_get(json_object_get(cost, "fprop"), "flops"));
+    assert_true(fabs(flops / 0x1p63 - 1) < 1e-5);
+    json_decref(plan);
+    plan = plan_of("in_features = 268435456, out_features = 268435456, tokens = 268435456");
+    cost = json_object_get(first_layer(plan), "cost");
+    flops = json_number_value(json_object_get(json_object_get(cost, "wgrad"), "flops"));
+    assert_true(fabs(flops / 0x1p85 - 1) < 1e-5);
+    double bytes = json_number_value(json_object_get(json_object_get(cost, "wgrad"), "bytes"));
+    assert_true(fabs(bytes / 0x1.8p58 - 1) < 1e-5);
+    json_decref(plan);
+}
+
 static void test_expand(void **state)
 {
     (void)state;
@@ -665,6 +685,7 @@ int main(void)
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_ranges),
         cmocka_unit_test(test_cost),
+        cmocka_unit_test(test_cost_of_huge_layers),
         cmocka_unit_test(test_expand),
         cmocka_unit_test(test_without_model),
         cmocka_unit_test(test_out_of_memory),
