@@ -39,6 +39,10 @@ static const char *find_arch(const char *name, size_t length)
 
 static fp8gen_status fail_arch(struct fp8gen *gen, const char *name, size_t length)
 {
+    if (length == 4 && memcmp(name, "none", 4) == 0)
+        return gen_fail(gen, FP8GEN_ERR_ARGUMENT,
+                        "leave 'none' out for kernels, or the archs out for a bundle of the host",
+                        "arch 'none' stands alone: a bundle without kernels has no other archs");
     struct buf known = { 0 };
     for (int i = 0; i < ARCH_COUNT; i++)
         buf_printf(&known, "%s%s", i ? ", " : "", known_archs[i]);

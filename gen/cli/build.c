@@ -85,7 +85,9 @@ static int run(const void *v, int count, char **operands)
     cli_progress_end();
     if (status)
         code = cli_gen_failed(gen, status, operands[0]);
-    else if (cli_verbosity() > 0)
+    else
+        cli_note_nvrtc(gen, build.archs);
+    if (!status && cli_verbosity() > 0)
         cli_note("wrote the bundle %s for %s", values->output, build.archs);
     fp8gen_close(gen);
     return code;

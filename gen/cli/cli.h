@@ -129,6 +129,11 @@ enum cli_variable {
 const char *cli_environment(enum cli_variable variable);
 const char *cli_environment_name(enum cli_variable variable);
 void cli_print_environment(void);
+/* Warns once of a value that has no effect. */
+void cli_check_environment(void);
+/* Whether a variable that names a library (CLI_ENV_NVRTC_PATH) is set, but not to the copy in use; text
+ * says why and which that is. */
+bool cli_unused_library(enum cli_variable variable, const char *used, char *text, size_t size);
 
 /* ---- terminal.c ------------------------------------------------------------------------------------ */
 
@@ -172,9 +177,11 @@ struct cli_spec {
 /* Opens a session and loads the spec, and prints nothing. *gen is left open for its diagnostics where it
  * could be opened at all. text, if not NULL, is the spec itself and path its name. */
 fp8gen_status cli_spec_load(const struct cli_spec *spec, const char *text, fp8gen **gen);
-/* Opens a session and loads the spec. On failure the diagnostics are printed, *gen is NULL and the exit
- * code is returned. */
+/* Opens a session and loads the spec; path "-" is standard input. On failure the diagnostics are printed,
+ * *gen is NULL and the exit code is returned. */
 int cli_spec_open(const struct cli_spec *spec, const char *text, fp8gen **gen);
+/* With -v, after a build for `archs`: says so if FP8_NVRTC_PATH was set and not used. */
+void cli_note_nvrtc(fp8gen *gen, const char *archs);
 /* Prints the session's diagnostics and returns the exit code of a failed call. */
 int cli_gen_failed(const fp8gen *gen, fp8gen_status status, const char *what);
 /* The log callback of builds: warnings, and with -v what was compiled. */

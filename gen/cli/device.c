@@ -35,7 +35,14 @@ static fp8_status create(struct cli_device *device, int ordinal)
         options.log_levels = 1u << FP8_LOG_ERROR | 1u << FP8_LOG_WARNING | 1u << FP8_LOG_INFO |
                              1u << FP8_LOG_DISPATCH;
     device->is_host = ordinal == FP8_DEVICE_HOST;
-    return fp8_context_create(&options, &device->context);
+    fp8_status status = fp8_context_create(&options, &device->context);
+    const char *path;
+    char text[1024];
+    if (!status && !device->is_host && cli_verbosity() > 0 &&
+        fp8_library_symbol(FP8_LIBRARY_CUBLASLT, NULL, NULL, &path) == FP8_OK &&
+        cli_unused_library(CLI_ENV_CUBLASLT_PATH, path, text, sizeof text))
+        cli_note("%s", text);
+    return status;
 }
 
 static int choose_arch(struct cli_device *device)
@@ -128,6 +135,7 @@ int cli_device_bundle(const struct cli_device *device, fp8gen *gen, fp8_bundle *
         code = cli_gen_failed(gen, built, "building the bundle");
         goto done;
     }
+    cli_note_nvrtc(gen, device->arch);
     fp8_status status = fp8_bundle_open(device->context, path, bundle);
     if (status)
         code = cli_fp8_failed(status, "opening the bundle");

@@ -109,7 +109,7 @@ static void look_for_cublaslt(struct faults *faults)
     size_t (*get_version)(void) = NULL;
     void *address = NULL;
     const char *path = NULL;
-    char text[512];
+    char text[1024];
     if (fp8_library_symbol(FP8_LIBRARY_CUBLASLT, "cublasLtGetVersion", &address, &path) != FP8_OK) {
         missing("cuBLASLt");
         add_fault(faults, fp8_last_error(),
@@ -121,13 +121,15 @@ static void look_for_cublaslt(struct faults *faults)
     snprintf(text, sizeof text, "%zu.%zu.%zu, %s", version / 10000, version / 100 % 100,
              version % 100, path ? path : "");
     line("cuBLASLt", text);
+    if (cli_unused_library(CLI_ENV_CUBLASLT_PATH, path ? path : "", text, sizeof text))
+        line("", text);
 }
 
 static void look_for_nvrtc(struct faults *faults)
 {
     fp8gen *gen = NULL;
     const char *path = "", *version = "";
-    char text[512];
+    char text[1024];
     fp8gen_status status = fp8gen_open(NULL, &gen);
     if (!status)
         status = fp8gen_nvrtc(gen, &path, &version);
@@ -138,6 +140,8 @@ static void look_for_nvrtc(struct faults *faults)
     } else {
         snprintf(text, sizeof text, "%s, %s", version, path);
         line("NVRTC", text);
+        if (cli_unused_library(CLI_ENV_NVRTC_PATH, path, text, sizeof text))
+            line("", text);
     }
     fp8gen_close(gen);
 }

@@ -5,8 +5,11 @@
  * themselves are listed so that the page is complete; the program does not read those, and what
  * they mean is decided in the library.
  */
+#include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "gen/cli/cli.h"
 
@@ -38,6 +41,42 @@ const char *cli_environment(enum cli_variable variable)
 const char *cli_environment_name(enum cli_variable variable)
 {
     return variables[variable].name;
+}
+
+/* FP8_LOG is read by libfp8, which skips words that it does not know and has nobody to tell. */
+void cli_check_environment(void)
+{
+    static const char *const words[] = { "error", "warning", "info", "dispatch" };
+    const char *at = cli_environment(CLI_ENV_LOG);
+    while (at && *at) {
+        size_t length = strcspn(at, ","), known = length == 0;
+        for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+            known |= strlen(words[i]) == length && memcmp(words[i], at, length) == 0;
+        if (!known) {
+            cli_warning("FP8_LOG: '%.*s' is no level; the words, with commas between them, are "
+                        "error, warning, info and dispatch",
+                        (int)length, at);
+            return;
+        }
+        at += length + (at[length] == ',');
+    }
+}
+
+bool cli_unused_library(enum cli_variable variable, const char *used, char *text, size_t size)
+{
+    const char *value = cli_environment(variable), *name = cli_environment_name(variable);
+    char wanted[PATH_MAX], opened[PATH_MAX];
+    if (!value)
+        return false;
+    if (!realpath(value, wanted))
+        snprintf(text, size, "%s was not used: %s: %s; in use is %s", name, value, strerror(errno),
+                 used);
+    else if (strncmp(used, value, strlen(value)) != 0 && realpath(used, opened) &&
+             strncmp(opened, wanted, strlen(wanted)) != 0)
+        snprintf(text, size, "%s was not used: the loader knows a copy by itself, %s", name, used);
+    else
+        return false;
+    return true;
 }
 
 void cli_print_environment(void)

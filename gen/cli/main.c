@@ -129,7 +129,7 @@ static void print_overview(void)
     }
     printf("\noptions of every command:\n");
     cli_print_options(cli_global_options);
-    printf("\nenvironment:\n");
+    printf("\nSPEC is a file, or - for standard input.\n\nenvironment:\n");
     cli_print_environment();
     printf("\nexit codes:\n"
            "  0 done   1 spec or template wrong   2 command line wrong\n"
@@ -211,8 +211,10 @@ static int run_command(const struct cli_command *command, int argc, char **argv,
         print_page(command);
     else if (!code && globals->version)
         printf("fp8gen %s\n", fp8gen_version());
-    else if (!code && !(code = check_operands(command, count, argv)))
+    else if (!code && !(code = check_operands(command, count, argv))) {
+        cli_check_environment();
         code = command->run(values, count, argv);
+    }
     cli_release(command, values);
     free(values);
     return code;

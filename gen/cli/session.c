@@ -7,6 +7,7 @@
  */
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "gen/cli/cli.h"
@@ -55,8 +56,52 @@ fp8gen_status cli_spec_load(const struct cli_spec *spec, const char *text, fp8ge
     return status;
 }
 
+void cli_note_nvrtc(fp8gen *gen, const char *archs)
+{
+    const char *path, *version;
+    char text[1024];
+    if (cli_verbosity() > 0 && (!archs || strcmp(archs, "none") != 0) &&
+        fp8gen_nvrtc(gen, &path, &version) == FP8GEN_OK &&
+        cli_unused_library(CLI_ENV_NVRTC_PATH, path, text, sizeof text))
+        cli_note("%s", text);
+}
+
+/* All of standard input as one text, which the caller frees; NULL after an error was printed. */
+static char *read_stdin(int *code)
+{
+    enum { LIMIT = 1 << 24 };
+    char *text = malloc(LIMIT + 1);
+    size_t size = text ? fread(text, 1, LIMIT, stdin) : 0;
+    *code = CLI_MACHINE;
+    if (!text)
+        cli_error("out of memory");
+    else if (ferror(stdin))
+        cli_error("cannot read standard input");
+    else if (size == LIMIT || memchr(text, 0, size)) {
+        cli_error("standard input is no spec: it %s",
+                  size == LIMIT ? "is too large" : "holds bytes of value 0");
+        *code = CLI_SPEC;
+    } else {
+        text[size] = '\0';
+        *code = CLI_DONE;
+        return text;
+    }
+    free(text);
+    return NULL;
+}
+
 int cli_spec_open(const struct cli_spec *spec, const char *text, fp8gen **gen)
 {
+    if (!text && strcmp(spec->path, "-") == 0) {
+        struct cli_spec named = *spec;
+        int read_code;
+        char *input = read_stdin(&read_code);
+        named.path = "<stdin>";
+        *gen = NULL;
+        int code = input ? cli_spec_open(&named, input, gen) : read_code;
+        free(input);
+        return code;
+    }
     const char *template_dir = template_dir_of(spec);
     *gen = NULL;
     if (template_dir && !cli_is_folder(template_dir)) {

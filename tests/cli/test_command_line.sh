@@ -241,6 +241,53 @@ else
     expect_out_has "All is there"
 fi
 
+case_of "a library's variable that was not followed is said, with the copy in use"
+if "$FP8GEN" doctor | grep -q '^NVRTC.*not found'; then
+    skip_case "no NVRTC"
+else
+    run env FP8_NVRTC_PATH="$T/no/such" "$FP8GEN" doctor
+    expect_out_has "FP8_NVRTC_PATH was not used: $T/no/such: No such file or directory; in use is /"
+    library=$("$FP8GEN" doctor | sed -n 's/^NVRTC  *[0-9.]*, //p')
+    for right in "$library" "$(dirname "$library")"; do
+        run env FP8_NVRTC_PATH="$right" "$FP8GEN" doctor
+        expect_out_lacks "was not used"
+    done
+    run env FP8_NVRTC_PATH="$T/no/such" "$FP8GEN" build $spec -o "$T/noted" -v
+    expect_code 0
+    expect_err_has "FP8_NVRTC_PATH was not used"
+    run env FP8_NVRTC_PATH="$T/no/such" "$FP8GEN" build $spec -o "$T/noted"
+    expect_err ''
+fi
+
+case_of "FP8_LOG with an unknown word is warned of once, with the words"
+run env FP8_LOG=info,bogus,more "$FP8GEN" check $spec
+expect_code 0
+expect_err "fp8gen: warning: FP8_LOG: 'bogus' is no level; the words, with commas between them, are error, warning, info and dispatch"
+run env FP8_LOG=info,dispatch,error,warning "$FP8GEN" check $spec
+expect_err ''
+
+case_of "a spec from standard input"
+run bash -c "'$FP8GEN' check - <$spec"
+expect_code 0
+expect_err ''
+run bash -c "cat $spec | '$FP8GEN' plan - --layer head"
+expect_code 0
+expect_out_has "2556"
+run bash -c "cat examples/mistakes.lua | '$FP8GEN' check -"
+expect_code 1
+expect_err_has "<stdin>:5:63: error: unknown field 'bais'"
+run bash -c "printf 'a\0b' | '$FP8GEN' check -"
+expect_code 1
+expect_err_has "bytes of value 0"
+run fp8gen help
+expect_out_has "standard input"
+
+case_of "none stands alone among the archs"
+run fp8gen build $spec --arch sm_90a,none -o "$T/never"
+expect_code 2
+expect_err_has "arch 'none' stands alone"
+expect_no_file "$T/never"
+
 case_of "a benchmark without a GPU is refused with a sentence"
 if "$FP8GEN" doctor | grep -q '^GPU '; then
     skip_case "there is a GPU"

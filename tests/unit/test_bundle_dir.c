@@ -300,7 +300,9 @@ static void test_wrong_options(void **state)
     expect_archs("sm_90a,", "cannot build for arch ''");
     expect_archs("sm_90a, sm_100a", "cannot build for arch ' sm_100a'");
     expect_archs("SM_90A", "cannot build for arch 'SM_90A'");
-    expect_archs("none,sm_90a", "cannot build for arch 'none'");
+    expect_archs("none,sm_90a", "arch 'none' stands alone");
+    expect_archs("sm_90a,none", "arch 'none' stands alone");
+    expect_archs("sm_90a,nonesuch", "cannot build for arch 'nonesuch'");
     expect_archs("sm_90a,sm_90,sm_90a", "sm_90a is given twice");
     expect_archs(NULL, "a build needs archs");
     fp8gen *gen = open_model(64);
