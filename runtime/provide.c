@@ -4,8 +4,7 @@
  * In: descriptions. Out: layers that the context owns, one for each description, however many
  * threads ask. A description that is new is worked on by the first thread that brings it; others
  * that bring the same one wait, all else goes on: no lock is held while a provider compiles or a
- * bundle is opened. A failure is told to all who waited and then forgotten, so that the next call
- * tries again.
+ * bundle is opened. A failure is told to all who waited and then forgotten: the next call tries.
  *
  * Knows nothing of specs or compilers: a provider gets the description and gives a path.
  */
