@@ -173,9 +173,12 @@ static fp8gen_status write_manifest(struct fp8gen *gen, struct gen_bundle_dir *d
 static fp8gen_status check_options(struct fp8gen *gen, const fp8gen_build_options *options,
                                    struct archs *archs)
 {
-    if (options == NULL || options->size < sizeof(*options))
+    const char *problem = "are missing";
+    if (options != NULL)
+        problem = gen_options_problem(options->size, sizeof(*options), options->reserved, 2);
+    if (problem != NULL)
         return gen_fail(gen, FP8GEN_ERR_ARGUMENT, "start from FP8GEN_BUILD_OPTIONS_INIT",
-                        "the build options are missing or of another version");
+                        "the build options %s", problem);
     if (options->output_dir == NULL || options->output_dir[0] == '\0')
         return gen_fail(gen, FP8GEN_ERR_ARGUMENT, NULL, "a build needs a folder to write to");
     if (options->jobs < 0)
@@ -236,6 +239,8 @@ fp8gen_status fp8gen_build(fp8gen *gen, const fp8gen_build_options *options)
     struct gen_jobs jobs = { 0 };
     struct gen_bundle_dir dir = { 0 };
     struct gen_plan *plan = NULL;
+    if (gen == NULL)
+        return FP8GEN_ERR_ARGUMENT;
     fp8gen_status status = check_options(gen, options, &archs);
     if (status != FP8GEN_OK)
         return status;
@@ -244,6 +249,8 @@ fp8gen_status fp8gen_build(fp8gen *gen, const fp8gen_build_options *options)
         status = check_nvrtc(gen, &archs);
     if (status == FP8GEN_OK)
         status = gen_make_jobs(gen, plan, archs.list, &jobs);
+    dir.guard = options->guard;
+    dir.guard_user = options->guard_user;
     if (status == FP8GEN_OK)
         status = gen_bundle_begin(gen, options->output_dir, &dir);
     if (status == FP8GEN_OK)

@@ -160,6 +160,19 @@ static void remove_bundle(const char *path)
     rmdir(path);
 }
 
+/* Before the temporary folder is made, renamed or removed, and after. */
+static void hold(const struct gen_bundle_dir *dir)
+{
+    if (dir->guard != NULL)
+        dir->guard(dir->guard_user, 1, NULL);
+}
+
+static void let_go(const struct gen_bundle_dir *dir)
+{
+    if (dir->guard != NULL)
+        dir->guard(dir->guard_user, 0, dir->temporary);
+}
+
 /* ---- begin ---------------------------------------------------------------------------------------- */
 
 /* Splits the target into folder and name; resolves a symbolic link to where it points. */
@@ -185,7 +198,7 @@ static fp8gen_status split_target(struct fp8gen *gen, const char *target,
 fp8gen_status gen_bundle_begin(struct fp8gen *gen, const char *target, struct gen_bundle_dir *dir)
 {
     const char *base = NULL;
-    *dir = (struct gen_bundle_dir){ .gen = gen };
+    dir->gen = gen;
     fp8gen_status status = split_target(gen, target, dir, &base);
     if (status == FP8GEN_OK)
         status = check_target(gen, dir->target);
@@ -194,9 +207,12 @@ fp8gen_status gen_bundle_begin(struct fp8gen *gen, const char *target, struct ge
     char *path = arena_printf(&gen->arena, "%s/.%s.XXXXXX", dir->parent, base);
     if (path == NULL)
         return gen_out_of_memory(gen);
-    if (mkdtemp(path) == NULL)
-        return fail_system(gen, "make a folder in", dir->parent, errno);
-    dir->temporary = path;
+    hold(dir);
+    dir->temporary = mkdtemp(path);
+    int error = errno;
+    let_go(dir);
+    if (dir->temporary == NULL)
+        return fail_system(gen, "make a folder in", dir->parent, error);
     const char *inner = arena_printf(&gen->arena, "%s/%s", path, FP8_BUNDLE_KERNEL_DIR);
     if (inner == NULL)
         return gen_out_of_memory(gen);
@@ -207,9 +223,12 @@ fp8gen_status gen_bundle_begin(struct fp8gen *gen, const char *target, struct ge
 
 void gen_bundle_abandon(struct gen_bundle_dir *dir)
 {
-    if (dir->temporary != NULL)
-        remove_bundle(dir->temporary);
+    if (dir->temporary == NULL)
+        return;
+    hold(dir);
+    remove_bundle(dir->temporary);
     dir->temporary = NULL;
+    let_go(dir);
 }
 
 /* ---- write ---------------------------------------------------------------------------------------- */
@@ -319,7 +338,9 @@ fp8gen_status gen_bundle_commit(struct gen_bundle_dir *dir)
     fp8gen_status status = check_target(gen, dir->target); /* it may have changed meanwhile */
     if (status != FP8GEN_OK)
         return status;
+    hold(dir);
     error = put_in_place(dir);
+    let_go(dir);
     if (error != 0)
         return fail_system(gen, "put the bundle in place at", dir->target, error);
     error = sync_folder(dir->parent);

@@ -10,13 +10,15 @@
 #include "gen/internal.h"
 
 struct gen_bundle_dir {
+    void (*guard)(void *user, int32_t hold, const char *path); /* of fp8gen_build_options */
+    void *guard_user;
     struct fp8gen *gen;
     const char *target; /* as the caller named it, symbolic links resolved */
     const char *parent;
     const char *temporary; /* NULL = nothing to remove */
 };
 
-/* Refuses a target that exists and is neither a bundle with nothing else in it nor an empty folder. */
+/* guard is set (or NULL), the rest of *dir zero. Refuses a target that exists and is neither a bundle with nothing else in it nor an empty folder. */
 fp8gen_status gen_bundle_begin(struct fp8gen *gen, const char *target, struct gen_bundle_dir *dir);
 /* Writes a file of the bundle ("kernels/x.cubin") down to the disk. */
 fp8gen_status gen_bundle_write(struct gen_bundle_dir *dir, const char *name, const void *data,

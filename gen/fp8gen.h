@@ -5,7 +5,9 @@
  * first kernel is compiled. Every stage is a pure function of its inputs: same spec, same options,
  * same bytes. A session (fp8gen) owns one spec and all strings it hands out; it serves one thread.
  *
- * Errors: a call that fails adds one or more diagnostics, as compilers print them, to the session.
+ * Errors: a call that fails adds one or more diagnostics, as compilers print them, to the session. NULL
+ * for a session or for the place of a result is FP8GEN_ERR_ARGUMENT. Structs of options are set up by their
+ * _INIT: another size, or a reserved word that is not 0, is FP8GEN_ERR_ARGUMENT.
  */
 #ifndef FP8GEN_H
 #define FP8GEN_H
@@ -52,12 +54,13 @@ typedef struct fp8gen_options {
 /* "0.1.0" */
 FP8GEN_API const char *fp8gen_version(void);
 
-/* options may be NULL. On failure (out of memory) *gen is NULL. */
+/* options may be NULL. On failure *gen is NULL: FP8GEN_ERR_MACHINE is out of memory; for
+ * FP8GEN_ERR_ARGUMENT fp8gen_jit_error has the sentence. */
 FP8GEN_API fp8gen_status fp8gen_open(const fp8gen_options *options, fp8gen **gen);
 FP8GEN_API void fp8gen_close(fp8gen *gen);
 
-/* All diagnostics so far, in order, as one text ending in a newline; "" if there are none.
- * Valid until the session's next call. */
+/* All diagnostics so far, in order, as one text ending in a newline; "" if there are none,
+ * or no session. Valid until the session's next call. */
 FP8GEN_API const char *fp8gen_diagnostics(const fp8gen *gen);
 
 /* Replaces a value of every layer before the spec is checked: field is "tokens", "max_tokens" or
@@ -104,14 +107,19 @@ typedef struct fp8gen_build_options {
     void (*log)(void *user, int level,
                 const char *message); /* may be NULL; see fp8gen_jit_options */
     void *log_user;
-    uint64_t reserved[4];
+    /* Lets a program that is ended by a signal leave nothing. hold = 1: the build is about to make, rename
+     * or remove its temporary folder; it waits for the return. hold = 0: that is done; path is the folder
+     * that is there until the next call, NULL = none. May be NULL. */
+    void (*guard)(void *user, int32_t hold, const char *path);
+    void *guard_user;
+    uint64_t reserved[2];
 } fp8gen_build_options;
 
 #define FP8GEN_BUILD_OPTIONS_INIT                                                                  \
     {                                                                                              \
-        sizeof(fp8gen_build_options), 0, "sm_90a", NULL, NULL, NULL, NULL, NULL, NULL,             \
+        sizeof(fp8gen_build_options), 0, "sm_90a", NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
         {                                                                                          \
-            0, 0, 0, 0                                                                             \
+            0, 0                                                                                   \
         }                                                                                          \
     }
 
@@ -165,8 +173,8 @@ FP8GEN_API fp8gen_status fp8gen_jit_bundle(const fp8gen_jit_options *options, co
                                            const char *spec, size_t length, char *path,
                                            size_t path_bytes);
 
-/* The diagnostics of this thread's last failed fp8gen_jit_* or fp8gen_cache_* call (cut at 8 KiB); "" if
- * there was none. Valid until its next one. */
+/* The diagnostics of this thread's last failed fp8gen_jit_* or fp8gen_cache_* call, or of fp8gen_open's
+ * arguments (cut at 8 KiB); "" if there was none. Valid until its next one. */
 FP8GEN_API const char *fp8gen_jit_error(void);
 
 /* A provider for fp8_context_set_provider of runtime/fp8.h: layers that no bundle has are built by

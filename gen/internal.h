@@ -128,6 +128,11 @@ struct fp8gen {
     struct gen_nvrtc *nvrtc;
 };
 
+/* Refuses a session, or the place of a result, that is NULL. */
+fp8gen_status gen_require(struct fp8gen *gen, bool has_places);
+/* What is wrong with a struct of options, as the end of a sentence; NULL if nothing is. */
+const char *gen_options_problem(uint32_t size, size_t ours, const uint64_t *reserved, int count);
+
 /* FP8GEN_OK if a spec is loaded and right; else reports what is missing. */
 fp8gen_status gen_require_model(struct fp8gen *gen);
 

@@ -396,9 +396,13 @@ static fp8gen_status get(const struct request *request, struct buf *path)
 static fp8gen_status check_arguments(const fp8gen_jit_options *options, const char *name,
                                      const char *spec)
 {
-    if (options->size != sizeof(*options))
-        return gen_jit_fail(FP8GEN_ERR_ARGUMENT, "error: the JIT options are of another version\n"
-                                                 "  hint: start from FP8GEN_JIT_OPTIONS_INIT\n");
+    const char *problem =
+        gen_options_problem(options->size, sizeof(*options), options->reserved, 3);
+    if (problem != NULL)
+        return gen_jit_fail(FP8GEN_ERR_ARGUMENT,
+                            "error: the JIT options %s\n"
+                            "  hint: start from FP8GEN_JIT_OPTIONS_INIT\n",
+                            problem);
     if (name == NULL || spec == NULL)
         return gen_jit_fail(FP8GEN_ERR_ARGUMENT, "error: the %s of the spec is NULL\n",
                             name == NULL ? "name" : "text");

@@ -142,8 +142,11 @@ fp8gen_status gen_nvrtc_check_arch(struct fp8gen *gen, const char *arch)
 
 fp8gen_status fp8gen_nvrtc(fp8gen *gen, const char **path, const char **version)
 {
+    fp8gen_status status = gen_require(gen, path != NULL && version != NULL);
+    if (status != FP8GEN_OK)
+        return status;
     *path = *version = NULL;
-    fp8gen_status status = gen_nvrtc_open(gen);
+    status = gen_nvrtc_open(gen);
     if (status == FP8GEN_OK) {
         *path = gen->nvrtc->library.path;
         *version = gen->nvrtc->version;

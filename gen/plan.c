@@ -295,8 +295,11 @@ fp8gen_status gen_expand_plan(struct fp8gen *gen, struct gen_plan **plan)
 fp8gen_status fp8gen_plan(fp8gen *gen, const char **json)
 {
     struct gen_plan *plan;
+    fp8gen_status status = gen_require(gen, json != NULL);
+    if (status != FP8GEN_OK)
+        return status;
     *json = NULL;
-    fp8gen_status status = gen_make_plan(gen, &plan);
+    status = gen_make_plan(gen, &plan);
     if (status == FP8GEN_OK)
         *json = plan->json;
     return status;
@@ -305,11 +308,14 @@ fp8gen_status fp8gen_plan(fp8gen *gen, const char **json)
 fp8gen_status fp8gen_expand(fp8gen *gen, int32_t index, const char **name, const char **text)
 {
     struct gen_plan *plan;
+    fp8gen_status status = gen_require(gen, name != NULL && text != NULL);
+    if (status != FP8GEN_OK)
+        return status;
     *name = *text = NULL;
     if (index < 0)
         return gen_fail(gen, FP8GEN_ERR_ARGUMENT, NULL, "there is no kernel %d: they count from 0",
                         (int)index);
-    fp8gen_status status = gen_expand_plan(gen, &plan);
+    status = gen_expand_plan(gen, &plan);
     if (status == FP8GEN_OK && index < plan->count) {
         *name = plan->kernels[index].name;
         *text = plan->kernels[index].written;

@@ -7,12 +7,33 @@
  * before anyone counts lines in it. A load that fails leaves the session without a model for
  * good: one session, one spec.
  */
-#include "gen/internal.h"
+#include "gen/cache.h"
 
 #include <lauxlib.h>
 #include <string.h>
 
 enum { SPEC_BYTES_MAX = 1 << 20 };
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+fp8gen_status gen_require(struct fp8gen *gen, bool has_places)
+{
+    if (gen == NULL)
+        return FP8GEN_ERR_ARGUMENT;
+    if (has_places)
+        return FP8GEN_OK;
+    return gen_fail(gen, FP8GEN_ERR_ARGUMENT, NULL, "the place for a result is NULL");
+}
+
+const char *gen_options_problem(uint32_t size, size_t ours, const uint64_t *reserved, int count)
+{
+    if (size != ours)
+        return "are of another version";
+    for (int i = 0; i < count; i++)
+        if (reserved[i] != 0)
+            return "have a reserved word that is not 0";
+    return NULL;
+}
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
@@ -23,9 +44,19 @@ const char *fp8gen_version(void)
 
 fp8gen_status fp8gen_open(const fp8gen_options *options, fp8gen **result)
 {
+    if (result == NULL)
+        return gen_jit_fail(FP8GEN_ERR_ARGUMENT, "error: the place for the session is NULL\n");
     *result = NULL;
-    if (options != NULL && options->size < sizeof(*options))
-        return FP8GEN_ERR_ARGUMENT;
+    const char *problem = NULL;
+    if (options != NULL)
+        problem = gen_options_problem(options->size, sizeof(*options), options->reserved, 4);
+    if (problem == NULL && options != NULL && options->color > 1)
+        problem = "have a color that is neither 0 nor 1";
+    if (problem != NULL)
+        return gen_jit_fail(FP8GEN_ERR_ARGUMENT,
+                            "error: the session's options %s\n"
+                            "  hint: start from FP8GEN_OPTIONS_INIT\n",
+                            problem);
     struct fp8gen *gen = gen_realloc(NULL, sizeof(*gen));
     if (gen == NULL)
         return FP8GEN_ERR_MACHINE;
@@ -61,6 +92,8 @@ void fp8gen_close(fp8gen *gen)
 
 const char *fp8gen_diagnostics(const fp8gen *gen)
 {
+    if (gen == NULL)
+        return "";
     if (gen->diagnostics.size > 0)
         return gen->diagnostics.data;
     return gen->out_of_memory ? GEN_OUT_OF_MEMORY : "";
@@ -85,6 +118,8 @@ static int override_body(lua_State *L)
 
 fp8gen_status fp8gen_override(fp8gen *gen, const char *field, const char *value)
 {
+    if (gen == NULL)
+        return FP8GEN_ERR_ARGUMENT;
     if (field == NULL || value == NULL)
         return gen_fail(gen, FP8GEN_ERR_ARGUMENT, NULL, "an override needs a field and a value");
     if (gen->loaded)
@@ -110,8 +145,11 @@ static int schema_body(lua_State *L)
 
 fp8gen_status fp8gen_schema(fp8gen *gen, const char **text)
 {
+    fp8gen_status status = gen_require(gen, text != NULL);
+    if (status != FP8GEN_OK)
+        return status;
     *text = NULL;
-    fp8gen_status status = gen->schema == NULL ? script_run(gen, schema_body, NULL) : FP8GEN_OK;
+    status = gen->schema == NULL ? script_run(gen, schema_body, NULL) : FP8GEN_OK;
     *text = gen->schema;
     return status;
 }
@@ -224,6 +262,8 @@ static fp8gen_status start_load(struct fp8gen *gen)
 
 fp8gen_status fp8gen_load_file(fp8gen *gen, const char *path)
 {
+    if (gen == NULL)
+        return FP8GEN_ERR_ARGUMENT;
     if (path == NULL)
         return gen_fail(gen, FP8GEN_ERR_ARGUMENT, NULL, "the path of the spec is NULL");
     struct gen_text text = { 0 };
@@ -237,6 +277,8 @@ fp8gen_status fp8gen_load_file(fp8gen *gen, const char *path)
 
 fp8gen_status fp8gen_load_text(fp8gen *gen, const char *name, const char *data, size_t length)
 {
+    if (gen == NULL)
+        return FP8GEN_ERR_ARGUMENT;
     if (name == NULL || (data == NULL && length > 0))
         return gen_fail(gen, FP8GEN_ERR_ARGUMENT, NULL, "the %s of the spec is NULL",
                         name == NULL ? "name" : "text");

@@ -260,6 +260,8 @@ static fp8gen_status open_existing(const char *dir, struct gen_store *store)
 
 fp8gen_status fp8gen_cache_path(const char *dir, char *path, size_t path_bytes)
 {
+    if (path == NULL)
+        return gen_jit_fail(FP8GEN_ERR_ARGUMENT, "error: there is no room for the path\n");
     char *found = gen_store_default(dir);
     if (path_bytes > 0)
         path[0] = '\0';
@@ -293,6 +295,8 @@ fp8gen_status fp8gen_cache_list(const char *dir, uint32_t verify,
 {
     struct gen_store store;
     struct scan scan = { 0 };
+    if (each == NULL)
+        return gen_jit_fail(FP8GEN_ERR_ARGUMENT, "error: the function to call is NULL\n");
     fp8gen_status status = open_existing(dir, &store);
     if (status != FP8GEN_OK || store.fd < 0)
         return status;
@@ -321,6 +325,8 @@ fp8gen_status fp8gen_cache_trim(const char *dir, const char *max_size, uint64_t 
 {
     struct gen_store store;
     uint64_t limit = 0;
+    if (removed == NULL)
+        return gen_jit_fail(FP8GEN_ERR_ARGUMENT, "error: the place for a result is NULL\n");
     *removed = 0;
     if (max_size != NULL && !gen_parse_size(max_size, &limit))
         return gen_jit_fail(FP8GEN_ERR_ARGUMENT,

@@ -126,6 +126,8 @@ fp8gen_status fp8gen_tuning_file(fp8gen *gen, const char *path)
 {
     struct gen_text text = { 0 };
     json_t *root = NULL;
+    if (gen == NULL)
+        return FP8GEN_ERR_ARGUMENT;
     if (path == NULL)
         return gen_fail(gen, FP8GEN_ERR_ARGUMENT, NULL, "the path of the tuning file is NULL");
     if (gen->tuned || gen->plan != NULL)
@@ -179,11 +181,13 @@ static int configs_body(lua_State *L)
 
 fp8gen_status fp8gen_gemm_configs(fp8gen *gen, const char **json)
 {
+    fp8gen_status status = gen_require(gen, json != NULL);
+    if (status != FP8GEN_OK)
+        return status;
     *json = NULL;
     if (gen->gemm_configs == NULL) {
         json_t *list = json_array();
-        fp8gen_status status =
-            list != NULL ? script_run(gen, configs_body, &list) : gen_out_of_memory(gen);
+        status = list != NULL ? script_run(gen, configs_body, &list) : gen_out_of_memory(gen);
         char *text = status == FP8GEN_OK ? json_dumps(list, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
         json_decref(list);
         if (status != FP8GEN_OK)

@@ -306,9 +306,24 @@ static void test_session(void **state)
     fp8gen_close(NULL);
     fp8gen *gen = (fp8gen *)1;
     fp8gen_options options = FP8GEN_OPTIONS_INIT;
-    options.size = 4;
-    assert_int_equal(fp8gen_open(&options, &gen), FP8GEN_ERR_ARGUMENT);
-    assert_null(gen);
+    static const struct {
+        size_t place;
+        uint32_t value;
+        const char *sentence;
+    } wrong[] = {
+        { offsetof(fp8gen_options, size), 4, "are of another version" },
+        { offsetof(fp8gen_options, size), sizeof(options) + 8, "are of another version" },
+        { offsetof(fp8gen_options, reserved[3]), 1, "have a reserved word that is not 0" },
+        { offsetof(fp8gen_options, color), 2, "have a color that is neither 0 nor 1" },
+    };
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        options = (fp8gen_options)FP8GEN_OPTIONS_INIT;
+        memcpy((char *)&options + wrong[i].place, &wrong[i].value, sizeof(wrong[i].value));
+        gen = (fp8gen *)1;
+        assert_int_equal(fp8gen_open(&options, &gen), FP8GEN_ERR_ARGUMENT);
+        assert_null(gen);
+        assert_non_null(strstr(fp8gen_jit_error(), wrong[i].sentence));
+    }
     assert_string_equal(fp8gen_version(), FP8_VERSION_STRING);
 
     gen = open_session();
@@ -320,6 +335,79 @@ static void test_session(void **state)
     assert_int_equal(load(gen, "return model 'm' { layers = { " LAYER " } }"), FP8GEN_ERR_ARGUMENT);
     assert_non_null(strstr(fp8gen_diagnostics(gen), "has loaded a spec already"));
     fp8gen_close(gen);
+}
+
+/* NULL where something is needed is refused, by every call; what there is of a session goes on. */
+static void test_null(void **state)
+{
+    (void)state;
+    fp8gen_build_options build = FP8GEN_BUILD_OPTIONS_INIT;
+    fp8gen *gen = open_session();
+    const char *text;
+    char path[8];
+    fp8gen_status got[] = {
+        fp8gen_open(NULL, NULL),
+        fp8gen_override(NULL, "tokens", "1"),
+        fp8gen_override(gen, NULL, NULL),
+        fp8gen_tuning_file(NULL, "x"),
+        fp8gen_tuning_file(gen, NULL),
+        fp8gen_gemm_configs(NULL, &text),
+        fp8gen_gemm_configs(gen, NULL),
+        fp8gen_load_file(NULL, "x"),
+        fp8gen_load_file(gen, NULL),
+        fp8gen_load_text(NULL, "x", "x", 1),
+        fp8gen_load_text(gen, NULL, "x", 1),
+        fp8gen_load_text(gen, "x", NULL, 1),
+        fp8gen_plan(NULL, &text),
+        fp8gen_plan(gen, NULL),
+        fp8gen_expand(NULL, 0, &text, &text),
+        fp8gen_expand(gen, 0, NULL, &text),
+        fp8gen_expand(gen, 0, &text, NULL),
+        fp8gen_build(NULL, &build),
+        fp8gen_build(gen, NULL),
+        fp8gen_schema(NULL, &text),
+        fp8gen_schema(gen, NULL),
+        fp8gen_nvrtc(NULL, &text, &text),
+        fp8gen_nvrtc(gen, NULL, &text),
+        fp8gen_nvrtc(gen, &text, NULL),
+        fp8gen_jit_bundle(NULL, NULL, "x", 1, path, sizeof(path)),
+        fp8gen_jit_bundle(NULL, "x", NULL, 1, path, sizeof(path)),
+        fp8gen_jit_bundle(NULL, "x", "x", 1, NULL, 0),
+        fp8gen_cache_path("/tmp", NULL, 0),
+        fp8gen_cache_list("/nonexistent", 0, NULL, NULL),
+        fp8gen_cache_trim("/nonexistent", NULL, NULL),
+    };
+    for (size_t i = 0; i < sizeof(got) / sizeof(got[0]); i++) {
+        if (got[i] != FP8GEN_ERR_ARGUMENT)
+            print_error("call %zu: status %d\n", i, (int)got[i]);
+        assert_int_equal(got[i], FP8GEN_ERR_ARGUMENT);
+    }
+    assert_string_equal(fp8gen_diagnostics(NULL), "");
+    assert_non_null(strstr(fp8gen_diagnostics(gen), "the place for a result is NULL"));
+    assert_int_equal(load(gen, "return model 'm' { layers = { " LAYER " } }"), FP8GEN_OK);
+    assert_int_equal(fp8gen_plan(gen, &text), FP8GEN_OK);
+    assert_int_equal(fp8gen_cache_path("/tmp", path, sizeof(path)), FP8GEN_OK);
+    fp8gen_close(gen);
+}
+
+static void test_build_options(void **state)
+{
+    (void)state;
+    fp8gen *gen = open_session();
+    fp8gen_build_options build = FP8GEN_BUILD_OPTIONS_INIT;
+    build.size += 8;
+    assert_int_equal(fp8gen_build(gen, &build), FP8GEN_ERR_ARGUMENT);
+    assert_non_null(strstr(fp8gen_diagnostics(gen), "the build options are of another version"));
+    build = (fp8gen_build_options)FP8GEN_BUILD_OPTIONS_INIT;
+    build.reserved[1] = 1;
+    assert_int_equal(fp8gen_build(gen, &build), FP8GEN_ERR_ARGUMENT);
+    assert_non_null(strstr(fp8gen_diagnostics(gen), "have a reserved word that is not 0"));
+    fp8gen_close(gen);
+    fp8gen_jit_options jit = FP8GEN_JIT_OPTIONS_INIT;
+    char path[8];
+    jit.reserved[0] = 1;
+    assert_int_equal(fp8gen_jit_bundle(&jit, "x", "x", 1, path, sizeof(path)), FP8GEN_ERR_ARGUMENT);
+    assert_non_null(strstr(fp8gen_jit_error(), "have a reserved word that is not 0"));
 }
 
 static void assert_file_error(const char *path, fp8gen_status expected, const char *part)
@@ -453,6 +541,8 @@ int main(void)
         cmocka_unit_test(test_bad_overrides),
         cmocka_unit_test(test_override_conflict),
         cmocka_unit_test(test_session),
+        cmocka_unit_test(test_null),
+        cmocka_unit_test(test_build_options),
         cmocka_unit_test(test_files),
         cmocka_unit_test(test_text_length),
         cmocka_unit_test(test_shipped_specs),
