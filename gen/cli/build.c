@@ -76,6 +76,7 @@ static int run(const void *v, int count, char **operands)
     build.output_dir = values->output;
     build.jobs = (int32_t)values->jobs;
     build.progress = show;
+    build.guard = cli_temp_guard;
     build.log = cli_gen_log;
     if (values->no_cache)
         build.cache_dir = "";

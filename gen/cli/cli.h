@@ -196,6 +196,10 @@ int cli_fp8_failed(fp8_status status, const char *format, ...)
  * signal ends the program. prefix is the start of its name. */
 int cli_temp_create(const char *parent, const char *prefix, char **path);
 void cli_temp_remove(const char *path);
+/* The guard of fp8gen_build_options: the build's folder goes too if a signal ends the program. */
+void cli_temp_guard(void *user, int32_t hold, const char *path);
+/* Does not return once a signal is ending the program: what failed since then failed because of it. */
+void cli_wait_if_ending(void);
 /* The folder is finished and becomes `path`. An existing folder there is replaced. */
 int cli_temp_publish(const char *temp, const char *path);
 /* "%s/%s"; NULL if out of memory. */

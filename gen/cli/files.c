@@ -4,15 +4,19 @@
  * Files are written under a temporary name and renamed; folders are filled under a temporary name
  * (cli_temp_create) and renamed by cli_temp_publish. A thread waits for SIGINT, SIGTERM and SIGHUP
  * and removes the temporary folders before the signal ends the program: a handler could not do that
- * safely. It is started with the first temporary folder; threads made later inherit the blocked
- * signals.
+ * safely. What the main thread then fails at is not reported: it waits for the end
+ * (cli_wait_if_ending). The folder of a running build belongs to the library, which names it by
+ * cli_temp_guard. The thread is started with the first temporary folder; threads made later inherit
+ * the blocked signals.
  */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +31,8 @@ static struct {
     pthread_mutex_t lock;
     pthread_once_t once;
     char *paths[MAX_TEMPS];
+    char guarded[PATH_MAX]; /* "" = none */
+    atomic_bool ending; /* a signal is ending the program; set while the lock is held for good */
 } temps = { .lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT };
 
 static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *walk)
@@ -50,6 +56,9 @@ static void *wait_for_signal(void *argument)
     if (sigwait(signals, &number) != 0)
         return NULL;
     pthread_mutex_lock(&temps.lock); /* kept: nothing is created any more */
+    temps.ending = true;
+    if (temps.guarded[0])
+        remove_tree(temps.guarded);
     for (int i = 0; i < MAX_TEMPS; i++) {
         if (temps.paths[i])
             remove_tree(temps.paths[i]);
@@ -80,6 +89,24 @@ static void start_signal_thread(void)
         pthread_detach(thread);
     else
         pthread_sigmask(SIG_UNBLOCK, &signals, NULL);
+}
+
+void cli_wait_if_ending(void)
+{
+    while (temps.ending)
+        pause();
+}
+
+void cli_temp_guard(void *user, int32_t hold, const char *path)
+{
+    (void)user;
+    if (hold) {
+        pthread_once(&temps.once, start_signal_thread);
+        pthread_mutex_lock(&temps.lock);
+    } else {
+        snprintf(temps.guarded, sizeof temps.guarded, "%s", path ? path : "");
+        pthread_mutex_unlock(&temps.lock);
+    }
 }
 
 int cli_temp_create(const char *parent, const char *prefix, char **path)

@@ -15,6 +15,7 @@
 int cli_gen_failed(const fp8gen *gen, fp8gen_status status, const char *what)
 {
     const char *text = gen ? fp8gen_diagnostics(gen) : "";
+    cli_wait_if_ending();
     cli_progress_end();
     fflush(stdout);
     if (text[0])

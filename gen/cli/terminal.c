@@ -73,6 +73,7 @@ const char *cli_style_off(void)
 
 static void say(enum cli_style style, const char *label, const char *format, va_list arguments)
 {
+    cli_wait_if_ending();
     cli_progress_end();
     fflush(stdout);
     const char *on = terminal.color_err ? escape(style) : "";
@@ -145,6 +146,7 @@ bool cli_output_broken(void)
 
 int cli_output_close(int code)
 {
+    cli_wait_if_ending();
     cli_progress_end();
     errno = 0;
     bool failed = fflush(stdout) != 0;

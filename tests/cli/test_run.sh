@@ -186,6 +186,52 @@ expect_no_file "$T/killed"
 [ -z "$(find "$T" -maxdepth 1 -name '.fp8gen-dump*')" ] || fail "no temporary folder expected"
 [ -z "$(left_behind)" ] || fail "TMPDIR empty expected"
 
+if command -v cc >/dev/null; then
+    cc -std=c11 -D_GNU_SOURCE -shared -fPIC -O1 -o "$T/slow.so" tests/cli/preload/slow_folder.c -ldl ||
+        fail "the preloaded library compiles"
+    asan=$(ldd "$FP8GEN" | sed -n 's/.*libasan.* => \([^ ]*\).*/\1/p')
+    # SIGNAL SLOW PATTERN COMMAND...: sends the signal once a folder in $T has such a name
+    interrupt() {
+        local signal=$1 slow=$2 pattern=$3
+        shift 3
+        command_line="$*, then SIG$signal"
+        env --default-signal LD_PRELOAD="${asan:+$asan:}$T/slow.so" SLOW="$slow" "$FP8GEN" "$@" \
+            >"$out" 2>"$err" </dev/null &
+        local child=$!
+        for _ in $(seq 300); do
+            [ -n "$(find "$T" -maxdepth 1 -name "$pattern")" ] && break
+            sleep 0.1
+        done
+        kill -$signal $child
+        wait $child 2>/dev/null
+        code=$?
+    }
+    for signal in INT:130 TERM:143 HUP:129; do
+        case_of "SIG${signal%:*} in a build leaves nothing"
+        interrupt ${signal%:*} sync '.made.*' build $spec --arch none -o "$T/made"
+        expect_code ${signal#*:}
+        expect_err ''
+        expect_no_file "$T/made"
+        [ -z "$(find "$T" -maxdepth 1 -name '.made.*')" ] || fail "no temporary folder expected"
+    done
+
+    case_of "a signal in a build that replaces a bundle leaves the old one"
+    run fp8gen build $spec --arch none -o "$T/made"
+    expect_code 0
+    cp "$T/made/manifest.json" "$T/manifest.json"
+    interrupt TERM sync '.made.*' build $spec --arch none --gemm cublaslt -o "$T/made"
+    expect_code 143
+    cmp -s "$T/made/manifest.json" "$T/manifest.json" || fail "the manifest as it was expected"
+    [ -z "$(find "$T" -maxdepth 1 -name '.made.*')" ] || fail "no temporary folder expected"
+
+    case_of "what fails because of a signal is not reported"
+    interrupt TERM remove '.fp8gen-dump*' run specs/llama3_8b.lua --device host --tokens 8 \
+        --dump "$T/killed"
+    expect_code 143
+    expect_err ''
+    expect_no_file "$T/killed"
+fi
+
 case_of "a wrong result is found and gives exit code 4"
 if command -v cc >/dev/null; then
     cc -std=c11 -D_GNU_SOURCE -shared -fPIC -O1 -I. -o "$T/broken.so" tests/cli/preload/broken_passes.c -ldl ||
