@@ -1,9 +1,9 @@
 /*
  * compile.h - from an expanded kernel to a cubin: NVRTC, its log, and several threads.
  *
- * nvrtc.c opens NVRTC and compiles one job; nvrtc_log.c reads what it said; compile.c makes the jobs of
- * a plan and runs them. A job is plain memory that one thread works on at a time, so that the session
- * (one thread's) is touched only before and after.
+ * nvrtc.c opens NVRTC and compiles one job; nvrtc_log.c reads what it said; compile.c makes the
+ * jobs of a plan and runs them. A job is plain memory that one thread works on at a time, so that
+ * the session (one thread's) is touched only before and after.
  */
 #ifndef FP8GEN_COMPILE_H
 #define FP8GEN_COMPILE_H
@@ -35,7 +35,8 @@ struct gen_job {
     size_t cubin_bytes;
     unsigned char *cubin;
     char *log;
-    char *kept_at; /* the folder with source and log of a kernel that did not compile; NULL = none */
+    char
+        *kept_at; /* the folder with source and log of a kernel that did not compile; NULL = none */
 };
 
 /* ---- nvrtc.c ------------------------------------------------------------------------------------- */

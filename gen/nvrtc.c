@@ -5,8 +5,8 @@
  * include nothing of the toolkit, so nothing but libnvrtc need be installed.
  *
  * The options are part of the product: IEEE arithmetic spelled out and no contraction, because the
- * numbers that kernels give are compared bit for bit. -v makes ptxas report spills, which nvrtc_log.c
- * refuses. Knows nothing of plans beyond the one kernel, and of no device.
+ * numbers that kernels give are compared bit for bit. -v makes ptxas report spills, which
+ * nvrtc_log.c refuses. Knows nothing of plans beyond the one kernel, and of no device.
  */
 #include "gen/compile.h"
 
@@ -190,15 +190,9 @@ static void take_cubin(const struct gen_nvrtc *nvrtc, nvrtcProgram program, stru
 
 /* Ends in NULL; the arch comes on top. */
 static const char *const fixed_options[] = {
-    "--std=c++17",
-    "--fmad=false",
-    "--ftz=false",
-    "--prec-div=true",
-    "--prec-sqrt=true",
-    "--device-as-default-execution-space",
-    "--generate-line-info",
-    "--ptxas-options=-v",
-    NULL,
+    "--std=c++17",          "--fmad=false",       "--ftz=false",
+    "--prec-div=true",      "--prec-sqrt=true",   "--device-as-default-execution-space",
+    "--generate-line-info", "--ptxas-options=-v", NULL,
 };
 enum { OPTION_COUNT = sizeof(fixed_options) / sizeof(fixed_options[0]) };
 
