@@ -75,53 +75,31 @@ __device__ __forceinline__ void fill(u32 slab, const float *d, int warp, int lan
         }
 }
 
-// n elements at a time of one chunk, `count` of them inside the output.
-template <int n>
-__device__ __forceinline__ void store_chunk(out_t *target, const slab_t *x, int count) {
-    constexpr int chunk = 16 / sizeof(slab_t);
-#pragma unroll
-    for (int i = 0; i < chunk; i += n) {
-        if (i + n <= count) {
-            pack<out_t, n> y = {};
-            if (add) y = *reinterpret_cast<const pack<out_t, n> *>(target + i);
-#pragma unroll
-            for (int k = 0; k < n; ++k)
-                y.e[k] = from_float<out_t>(add ? to_float(y.e[k]) + to_float(x[i + k])
-                                               : to_float(x[i + k]));
-            *reinterpret_cast<pack<out_t, n> *>(target + i) = y;
-        } else if (n > 1) {
-#pragma unroll
-            for (int k = 0; k < n; ++k)
-                if (i + k < count)
-                    target[i + k] = from_float<out_t>(
-                        add ? to_float(target[i + k]) + to_float(x[i + k]) : to_float(x[i + k]));
-        }
-    }
+__device__ __forceinline__ void store_element(out_t *target, slab_t x) {
+    *target = from_float<out_t>(add ? to_float(*target) + to_float(x) : to_float(x));
 }
 
-// The slab by the warpgroup's threads; eight neighbours write one row.
+// The slab by the warpgroup's threads: a warp takes a row, a lane four bytes of it, so that every access is
+// one whole line. Two 16-bit elements go together where the output's alignment allows it.
 __device__ __forceinline__ void store_slab(u32 slab, const output &out, int row, int col) {
-    constexpr int chunk = 16 / sizeof(slab_t), whole = chunk * sizeof(out_t);
-    int elements = min(access_bytes<out_t>(out.base, out.ld), whole) / int(sizeof(out_t));
+    constexpr int elements = 4 / sizeof(slab_t); // of a lane
+    int lane = thread() % 32, j = lane * elements, left = out.cols - col - j;
+    bool together = elements == 2 && !add && access_bytes<out_t>(out.base, out.ld) >= 4;
 #pragma unroll 1
-    for (int i = thread() % 128; i < slab_rows * 8; i += 128) {
-        int r = i / 8, c = i % 8;
-        int count = row + r < out.rows ? min(chunk, out.cols - (col + c * chunk)) : 0;
-        if (count <= 0) continue;
-        pack<slab_t, chunk> x;
-        u32(&w)[4] = reinterpret_cast<u32(&)[4]>(x);
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                     : "r"(chunk_at(slab, r, c)));
-        out_t *target = out.base + (row + r) * out.ld + col + c * chunk;
-        if (elements == 8)
-            store_chunk<(chunk < 8 ? chunk : 8)>(target, x.e, count);
-        else if (elements == 4)
-            store_chunk<4>(target, x.e, count);
-        else if (elements == 2)
-            store_chunk<2>(target, x.e, count);
-        else
-            store_chunk<1>(target, x.e, count);
+    for (int r = thread() / 32 % 4; r < slab_rows; r += 4) {
+        if (row + r >= out.rows) break;
+        pack<slab_t, elements> x;
+        asm volatile("ld.shared.b32 %0, [%1];"
+                     : "=r"(reinterpret_cast<u32 &>(x))
+                     : "r"(chunk_at(slab, r, lane / 4) + lane % 4 * 4));
+        out_t *target = out.base + (row + r) * out.ld + col + j;
+        if (together && left >= elements) {
+            *reinterpret_cast<pack<slab_t, elements> *>(target) = x;
+        } else {
+#pragma unroll
+            for (int i = 0; i < elements; ++i)
+                if (i < left) store_element(target + i, x.e[i]);
+        }
     }
 }
 

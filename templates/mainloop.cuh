@@ -64,18 +64,17 @@ __device__ __forceinline__ void multiply_block(float (&d)[accumulators], u64 a, 
 
 __device__ __forceinline__ void multiply_fast(float (&acc)[waves][accumulators], pipeline &p,
                                               int blocks) {
-    int previous = 0;
+    int previous = -1;
     p.take_turn();
+#pragma unroll 1
     for (int k = 0; k < blocks; ++k) {
         p.wait();
         wgmma_begin();
 #pragma unroll
-        for (int w = 0; w < waves; ++w) multiply_block(acc[w], p.a(w), p.b(), k == 0);
+        for (int w = 0; w < waves; ++w) multiply_block(acc[w], p.a(w), p.b(), false);
         wgmma_commit();
-        if (k > 0) {
-            wgmma_wait<1>();
-            p.release(previous);
-        }
+        wgmma_wait<1>();
+        if (previous >= 0) p.release(previous);
         previous = p.at.stage;
         p.at.next();
     }
@@ -150,16 +149,14 @@ __device__ __forceinline__ void multiply_split_single(float (&acc)[waves][accumu
 
 __device__ __forceinline__ void multiply(float (&acc)[waves][accumulators], pipeline &p,
                                          int blocks) {
-    if (partials == 0) {
+#pragma unroll
+    for (int w = 0; w < waves; ++w)
+#pragma unroll
+        for (int i = 0; i < accumulators; ++i) acc[w][i] = 0.0f;
+    if (partials == 0)
         multiply_fast(acc, p, blocks);
-    } else {
-#pragma unroll
-        for (int w = 0; w < waves; ++w)
-#pragma unroll
-            for (int i = 0; i < accumulators; ++i) acc[w][i] = 0.0f;
-        if (partials == 2)
-            multiply_split_double(acc[0], p, blocks);
-        else
-            multiply_split_single(acc, p, blocks);
-    }
+    else if (partials == 2)
+        multiply_split_double(acc[0], p, blocks);
+    else
+        multiply_split_single(acc, p, blocks);
 }
