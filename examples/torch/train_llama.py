@@ -27,8 +27,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from fp8gen_torch import Recipe, ShardState, State, fp8_linear  # noqa: E402
-from fp8gen_torch import precompute_amax, weight_parallel_linear  # noqa: E402
+from fp8gen_torch import Recipe, ShardState, State, fp8_linear, precompute_amax  # noqa: E402
+from fp8gen_torch import prepare, weight_parallel_linear  # noqa: E402
 
 
 @dataclasses.dataclass
@@ -106,9 +106,9 @@ class Zero3:
             dist.all_reduce(amax, op=dist.ReduceOp.MAX)
         return amax
 
-    def adamw(self, lr, betas, decay):
+    def adamw(self, betas, decay):
         self.master = [s.detach().float() for s in self.shards]
-        self.lr, self.betas, self.decay, self.step_count = lr, betas, decay, 0
+        self.betas, self.decay, self.step_count = betas, decay, 0
         self.moments = [(torch.zeros_like(m), torch.zeros_like(m)) for m in self.master]
 
     @torch.no_grad()
@@ -386,7 +386,10 @@ def main(arguments=None):
     fp8 = args.precision == "fp8"
     zero = Zero3(device, Recipe(args.recipe, args.format), fp8 and args.gather == "fp8")
     model = Llama(CONFIGS[args.config], zero, fp8, args.seed, args.recompute)
-    zero.adamw(args.lr, (0.9, 0.95), 0.1)
+    if fp8:  # all kernels, before the first collective
+        shapes = {(m.n, m.weight.shape[1], False) for m in model.modules() if isinstance(m, Linear) and m.state}
+        prepare(sorted(shapes), args.batch * args.length, device, zero.recipe, grad_weight=torch.float32)
+    zero.adamw((0.9, 0.95), 0.1)
     first, losses = resume(args.resume, zero) if args.resume else (0, [])
     if not args.resume:
         zero.scales()

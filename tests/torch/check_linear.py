@@ -9,8 +9,10 @@ import torch.nn.functional as F
 
 import rig
 from rig import DEVICE, error, randn
-from fp8gen_torch import Fp8Error, Fp8Linear, Recipe, State, abi, fp8_linear, operand, weights_changed
-from fp8gen_torch import linear as module
+from fp8gen_torch import (Fp8Linear, Recipe, State, abi, fp8_linear, operand, prepare,
+                          weights_changed)
+from fp8gen_torch import states as module
+from fp8gen_torch.calls import quantize_weight
 
 BOUND = {"y": 0.05, "dx": 0.09, "dw": 0.09}
 
@@ -172,15 +174,14 @@ class Versions(unittest.TestCase):
 
     def setUp(self):
         self.count = 0
-        self.original = module._quantize
 
-        def counted(layer, role, *rest):
-            self.count += role == abi.ROLE_W
-            return self.original(layer, role, *rest)
-        module._quantize = counted
+        def counted(*rest):
+            self.count += 1
+            return quantize_weight(*rest)
+        module.quantize_weight = counted
 
     def tearDown(self):
-        module._quantize = self.original
+        module.quantize_weight = quantize_weight
 
     def fresh(self, x, w):
         return fp8_linear(x, w.detach().clone())
@@ -250,6 +251,17 @@ class Versions(unittest.TestCase):
         self.assertIsNone(state())
 
 
+class Prepared(unittest.TestCase):
+    def test_prepare(self):
+        """A prepared layer is not made again, and says nothing inside a step."""
+        shapes = [(48, 80, False), (56, 80, True)]
+        prepare(shapes, 100, DEVICE)
+        with self.assertNoLogs("fp8gen", "WARNING"):
+            for n, k, bias in shapes:
+                w = leaf(randn(n, k))
+                fp8_linear(randn(3, k), w, randn(n) if bias else None).sum().backward()
+
+
 class Module(unittest.TestCase):
     def test_module(self):
         layer = Fp8Linear(72, 40, device=DEVICE, dtype=torch.bfloat16)
@@ -266,8 +278,8 @@ class Module(unittest.TestCase):
                 for power_of_two in (False, True):
                     recipe = Recipe(power_of_two=power_of_two)
                     state = State(recipe)
-                    layer = state.layer(w, w, False, torch.bfloat16, torch.float32, 8)
-                    wanted = module._quantize(layer, abi.ROLE_W, w, abi.BOTH, None)
+                    plan = state.plan(w, w, None, torch.bfloat16, torch.float32)
+                    wanted = quantize_weight(plan, w, abi.BOTH)
                     amax = operand.amax_of(w)
                     s, inverse = operand.scales_of(amax, abi.E4M3, power_of_two)
                     rows = operand.quantize_rows(w, s)

@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 import rig
 from rig import CUDA, error, randn
-from fp8gen_torch import Recipe, State, abi, fp8_linear, operand
-from fp8gen_torch import linear as module
+from fp8gen_torch import State, fp8_linear
+from fp8gen_torch.calls import Plan
 from fp8gen_torch.weight_parallel import (Communicator, ShardState, precompute_amax,
                                           weight_parallel_linear)
 
@@ -123,14 +123,14 @@ def hooks(rank, world):
     x, w, b, dy = data(40, 72, rank, torch.bfloat16)
     cached = [w.clone(), b.clone()]
     shard, bias_shard = w[:20].clone().requires_grad_(), b[:20].clone().requires_grad_()
-    original = module._dgrad
-    module._dgrad = lambda *rest: log.append("dgrad") or original(*rest)
+    original = Plan.dgrad
+    Plan.dgrad = lambda *rest: log.append("dgrad") or original(*rest)
     try:
         x1 = x.clone().requires_grad_()
         y = weight_parallel_linear(x1, shard, bias_shard, Framework(), ShardState(40), "up")
         y.backward(dy)
     finally:
-        module._dgrad = original
+        Plan.dgrad = original
     assert log == ["gather weight up", "gather bias up", "output", "grad_output", "wait grad_output",
                    "gather weight up", "reduce weight async=True", "reduce bias async=True", "dgrad",
                    "wait weight", "wait bias"], log

@@ -1,4 +1,5 @@
 """What the tests of the PyTorch package share: device, random data, errors, ranks, the closing count."""
+import logging
 import os
 import socket
 import sys
@@ -9,6 +10,7 @@ import torch
 
 DEVICE = torch.device("cuda", 0) if os.environ.get("FP8_TEST_DEVICE") == "cuda" else torch.device("cpu")
 CUDA = DEVICE.type == "cuda"
+logging.getLogger("fp8gen").setLevel(logging.ERROR)  # not every new shape of a test
 
 
 def randn(*shape, dtype=torch.bfloat16, seed=0, scale=1.0, device=DEVICE):

@@ -5,8 +5,7 @@ mirror runtime/fp8.h and gen/fp8gen.h field by field; tests/torch compares every
 what a C compiler says. The libraries are looked for in FP8GEN_LIBRARY_DIR, in build/lib of the tree
 that this file lies in, and then where the loader looks.
 
-Not obvious: every struct is made afresh for a call, because autograd calls backward from threads of
-its own; and the pointers inside them are plain addresses (ctypes.addressof), a fifth of the cost of
+Not obvious: the pointers inside structs are plain addresses (ctypes.addressof), a fifth of the cost of
 ctypes.pointer. Whoever fills one keeps what it points to until the call returns.
 """
 import ctypes
@@ -96,6 +95,13 @@ class DgradArgs(ctypes.Structure):
                 ("reserved", c_uint64 * 4)]
 
 
+class BackwardArgs(ctypes.Structure):
+    _fields_ = [("size", c_uint32), ("accumulate", c_uint32), ("stale_ok", c_uint32),
+                ("reserved0", c_uint32), ("dy", c_void_p), ("saved", c_void_p), ("weight", c_void_p),
+                ("grad", c_void_p), ("dbias", c_void_p), ("dw", c_void_p), ("dx", c_void_p),
+                ("found_inf", c_void_p), ("call", Call), ("reserved", c_uint64 * 4)]
+
+
 class QuantizeArgs(ctypes.Structure):
     _fields_ = [("size", c_uint32), ("role", c_int), ("copies", c_uint32), ("reserved0", c_uint32),
                 ("source", c_void_p), ("operand", c_void_p), ("found_inf", c_void_p),
@@ -113,10 +119,13 @@ class Dispatch(ctypes.Structure):
                 ("reserved", c_uint64 * 4)]
 
 
-class JitOptions(ctypes.Structure):
-    _fields_ = [("size", c_uint32), ("jobs", c_int32), ("archs", c_char_p), ("cache_dir", c_char_p),
-                ("template_dir", c_char_p), ("log", LOG_CALLBACK), ("log_user", c_void_p),
-                ("reserved", c_uint64 * 4)]
+class LayerDescription(ctypes.Structure):
+    _fields_ = [("size", c_uint32), ("has_bias", c_uint32), ("in_features", c_int64),
+                ("out_features", c_int64), ("tokens", c_int64), ("max_tokens", c_int64),
+                ("w_dtype", c_int), ("y_dtype", c_int), ("dx_dtype", c_int), ("dw_dtype", c_int),
+                ("fprop", c_int), ("dgrad", c_int), ("wgrad", c_int), ("power_of_two", c_uint32),
+                ("recipe", c_char_p), ("format", c_char_p), ("spec", c_char_p), ("layer", c_char_p),
+                ("arch", c_int32), ("reserved0", c_uint32), ("reserved", c_uint64 * 4)]
 
 
 # C name -> struct; the test of sizes reads it.
@@ -125,16 +134,17 @@ STRUCTS = {
     "fp8_context_options": ContextOptions, "fp8_device_info": DeviceInfo,
     "fp8_layer_info": LayerInfo, "fp8_call": Call, "fp8_fprop_args": FpropArgs,
     "fp8_quantize_dy_args": QuantizeDyArgs, "fp8_wgrad_args": WgradArgs,
-    "fp8_dgrad_args": DgradArgs, "fp8_quantize_args": QuantizeArgs,
+    "fp8_dgrad_args": DgradArgs, "fp8_backward_args": BackwardArgs, "fp8_quantize_args": QuantizeArgs,
     "fp8_dequantize_args": DequantizeArgs, "fp8_dispatch": Dispatch,
-    "fp8gen_jit_options": JitOptions,
+    "fp8_layer_description": LayerDescription,
 }
 
 _RUNTIME = {
     "fp8_context_create": [POINTER(ContextOptions), POINTER(c_void_p)],
     "fp8_context_info": [c_void_p, POINTER(DeviceInfo)],
-    "fp8_bundle_open": [c_void_p, c_char_p, POINTER(c_void_p)],
-    "fp8_layer_create": [c_void_p, c_char_p, POINTER(c_void_p)],
+    "fp8_context_set_provider": [c_void_p, c_void_p, c_void_p],
+    "fp8_context_layer": [c_void_p, POINTER(LayerDescription), POINTER(c_void_p)],
+    "fp8_context_prepare": [c_void_p, POINTER(LayerDescription), c_size_t],
     "fp8_layer_describe": [c_void_p, POINTER(LayerInfo)],
     "fp8_layer_bytes": [c_void_p, c_int64, c_int, POINTER(c_size_t)],
     "fp8_layer_dispatch": [c_void_p, c_int, c_int64, POINTER(Dispatch)],
@@ -143,14 +153,10 @@ _RUNTIME = {
     "fp8_layer_quantize_dy": [c_void_p, POINTER(QuantizeDyArgs)],
     "fp8_layer_wgrad": [c_void_p, POINTER(WgradArgs)],
     "fp8_layer_dgrad": [c_void_p, POINTER(DgradArgs)],
+    "fp8_layer_backward": [c_void_p, POINTER(BackwardArgs)],
     "fp8_quantize": [c_void_p, POINTER(QuantizeArgs)],
     "fp8_dequantize": [c_void_p, POINTER(DequantizeArgs)],
 }
-_GENERATOR = {
-    "fp8gen_jit_bundle": [POINTER(JitOptions), c_char_p, c_char_p, c_size_t, c_char_p, c_size_t],
-}
-
-
 class Fp8Error(RuntimeError):
     """A call of the library was refused; `status` is its fp8_status."""
 
@@ -216,8 +222,6 @@ def generator():
     global _generator
     if _generator is None:
         library = _open("fp8gen")
-        _declare(library, _GENERATOR, c_int)
-        library.fp8gen_jit_error.argtypes, library.fp8gen_jit_error.restype = [], c_char_p
         _preload_nvrtc()
         _generator = library
     return _generator

@@ -1,14 +1,16 @@
-"""Layers of the runtime for the shapes and dtypes that turn up: described, built once, kept.
+"""Layers of the runtime for the shapes and dtypes that turn up: described, made once, kept.
 
-A layer is asked for by what decides its kernels (features, dtypes, recipe, device) and comes from a
-bundle that the generator finds in the user's cache, or makes and puts there (fp8gen_jit_bundle).
-Contexts, bundles and layers live until the process ends: there are few of them and they are shared by
-all threads.
+A layer is asked for by what decides its kernels (features, dtypes, recipe, device). The runtime's
+context finds it in the user's cache or has libfp8gen make it (fp8gen_jit_provider): at the first use of
+a shape, or before the first step and collective by `prepare`. Contexts and layers live until the
+process ends: there are few of them and all threads share them. The runtime's messages go to the
+logger "fp8gen".
 
 Must not know: autograd, modules, communicators.
 """
 import ctypes
 import dataclasses
+import logging
 import threading
 
 import torch
@@ -17,9 +19,15 @@ from . import abi
 
 CODE = {torch.bfloat16: abi.BF16, torch.float32: abi.FP32, torch.float16: abi.FP16,
         torch.float8_e4m3fn: abi.E4M3, torch.float8_e5m2: abi.E5M2, torch.uint8: abi.UINT8}
-WORD = {torch.bfloat16: "bf16", torch.float32: "fp32"}
-_ARCHS = {90: "sm_90a", 100: "sm_100a", 103: "sm_103a", 120: "sm_120a"}
+_SUMS = {"fast": 1, "split": 2}
 _MIN_TOKENS = 8192
+_logger = logging.getLogger("fp8gen")
+_LEVELS = {1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO, 4: logging.DEBUG}
+
+
+@abi.LOG_CALLBACK
+def _log(_, level, message):
+    _logger.log(_LEVELS.get(level, logging.INFO), "%s", message.decode(errors="replace"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,13 +39,6 @@ class Recipe:
     fprop: str = "fast"     # accumulation of each product: "fast" or "split"
     dgrad: str = "split"
     wgrad: str = "split"
-
-    def spec(self):
-        fields = f'format = "{self.format}"'
-        if self.power_of_two:
-            fields += ", power_of_two = true"
-        sums = f'fprop = "{self.fprop}", dgrad = "{self.dgrad}", wgrad = "{self.wgrad}"'
-        return f"recipe = recipe.{self.name} {{ {fields} }}, accumulation = {{ {sums} }}"
 
     @property
     def dy_dtype(self):
@@ -57,13 +58,15 @@ class Key:
     recipe: Recipe
     device: int               # CUDA ordinal, or -1: the host
 
-    def spec(self, tokens):
-        return (f'return model "torch" {{ layers = {{ linear "layer" {{ '
-                f"in_features = {self.in_features}, out_features = {self.out_features}, "
-                f"tokens = {tokens}, bias = {'true' if self.bias else 'false'}, "
-                f'weight = "{WORD[self.weight]}", output = "{WORD[self.output]}", '
-                f'grad_input = "{WORD[self.grad_input]}", grad_weight = "{WORD[self.grad_weight]}", '
-                f"{self.recipe.spec()} }} }} }}\n")
+    def description(self, tokens):
+        recipe = self.recipe
+        return abi.LayerDescription(
+            size=ctypes.sizeof(abi.LayerDescription), has_bias=self.bias,
+            in_features=self.in_features, out_features=self.out_features, max_tokens=tokens,
+            w_dtype=CODE[self.weight], y_dtype=CODE[self.output], dx_dtype=CODE[self.grad_input],
+            dw_dtype=CODE[self.grad_weight], fprop=_SUMS[recipe.fprop], dgrad=_SUMS[recipe.dgrad],
+            wgrad=_SUMS[recipe.wgrad], power_of_two=recipe.power_of_two,
+            recipe=recipe.name.encode(), format=recipe.format.encode())
 
 
 def device_index(device):
@@ -79,28 +82,28 @@ class Context:
     """One device: the runtime's context and the streams' workspaces."""
 
     def __init__(self, index):
-        options = abi.ContextOptions(size=ctypes.sizeof(abi.ContextOptions), device=index)
+        options = abi.ContextOptions(size=ctypes.sizeof(abi.ContextOptions), device=index, log=_log)
         self.index = index
         self.device = torch.device("cpu") if index == abi.HOST else torch.device("cuda", index)
         self.handle = ctypes.c_void_p()
         abi.check(abi.runtime.fp8_context_create(options, self.handle))
-        info = abi.DeviceInfo(size=ctypes.sizeof(abi.DeviceInfo))
-        abi.check(abi.runtime.fp8_context_info(self.handle, info))
-        self.arch = _ARCHS.get(info.arch, f"sm_{info.arch}") if index != abi.HOST else "none"
+        abi.check(abi.runtime.fp8_context_set_provider(
+            self.handle, abi.generator().fp8gen_jit_provider, None))
         self.workspaces = {}
-        self.captured = []  # keeps the workspaces of captured graphs apart from the streams' own
 
     def stream(self):
-        if self.index == abi.HOST:
-            return None
-        return torch._C._cuda_getCurrentRawStream(self.index)
+        """The current stream as the runtime takes it; None on the host."""
+        return None if self.index == abi.HOST else torch._C._cuda_getCurrentRawStream(self.index)
+
+    def capturing(self, stream):
+        return stream is not None and torch._C._cuda_isCurrentStreamCapturing()
 
     def workspace(self, stream, size):
         """Scratch for one call on `stream`; a graph under capture gets memory of its own pool."""
+        if self.capturing(stream):
+            return torch.empty(size, dtype=torch.uint8, device=self.device)
         if stream is None:
             stream = threading.get_ident()  # the host backend runs on the calling thread
-        elif torch.cuda.is_current_stream_capturing():
-            return torch.empty(size, dtype=torch.uint8, device=self.device)
         held = self.workspaces.get(stream)
         if held is None or held.numel() < size:
             self.workspaces[stream] = None
@@ -114,24 +117,14 @@ class Layer:
 
     def __init__(self, context, key, tokens):
         self.context, self.key, self.max_tokens = context, key, tokens
-        self.handle = _create(context, key, tokens)
-        self.dy_format = key.recipe.dy_dtype
-        self._workspace_bytes = {}
+        self.handle = ctypes.c_void_p()
+        abi.check(abi.runtime.fp8_context_layer(context.handle, key.description(tokens), self.handle))
+        self.plans = {}  # by the number of tokens; calls.py makes them
 
     def workspace_bytes(self, tokens):
-        size = self._workspace_bytes.get(tokens)
-        if size is None:
-            got = ctypes.c_size_t()
-            abi.check(abi.runtime.fp8_layer_bytes(self.handle, tokens, abi.BYTES_WORKSPACE, got))
-            size = self._workspace_bytes[tokens] = got.value
-        return size
-
-    def call(self, tokens):
-        """An fp8_call on the current stream, and the workspace that must outlive the launch."""
-        context = self.context
-        stream = context.stream()
-        memory = context.workspace(stream, self.workspace_bytes(tokens))
-        return abi.Call(memory.data_ptr(), memory.numel(), stream, 0, 0), memory
+        size = ctypes.c_size_t()
+        abi.check(abi.runtime.fp8_layer_bytes(self.handle, tokens, abi.BYTES_WORKSPACE, size))
+        return size.value
 
     def dispatch(self, which, tokens):
         """What a pass would run for so many tokens: backend, kernel, dtype, reason, launches."""
@@ -155,36 +148,30 @@ def context_of(index):
     return context
 
 
+def _limit(tokens):
+    """max_tokens of the layer that runs so many: few different ones."""
+    return max(_MIN_TOKENS, 1 << (max(tokens, 1) - 1).bit_length())
+
+
 def layer_of(key, tokens):
     """The layer of `key` that takes at least `tokens`; made at the first use of a shape."""
     layer = _layers.get(key)
     if layer is None or layer.max_tokens < tokens:
-        limit = max(_MIN_TOKENS, 1 << (max(tokens, 1) - 1).bit_length())
-        context = context_of(key.device)
-        with _lock:
-            layer = _layers.get(key)
-            if layer is None or layer.max_tokens < tokens:
-                layer = _layers[key] = Layer(context, key, limit)
+        layer = _layers[key] = Layer(context_of(key.device), key, _limit(tokens))
     return layer
 
 
-# ---- bundles --------------------------------------------------------------------------------------
+def prepare(shapes, tokens, device, recipe=Recipe(), weight=torch.bfloat16, output=torch.bfloat16,
+            grad_input=torch.bfloat16, grad_weight=torch.bfloat16):
+    """Makes the layers of all shapes (N, K, has bias), several at a time; before the first collective.
 
-
-def _bundle(text, arch):
-    """The folder of the bundle of a spec: from the user's cache, or compiled now and put there."""
-    library = abi.generator()
-    options = abi.JitOptions(size=ctypes.sizeof(abi.JitOptions), archs=arch.encode())
-    path = ctypes.create_string_buffer(4096)
-    spec = text.encode()
-    if library.fp8gen_jit_bundle(options, b"torch.lua", spec, len(spec), path, len(path)):
-        raise RuntimeError("fp8gen could not build the layer:\n" + library.fp8gen_jit_error().decode())
-    return path.value
-
-
-def _create(context, key, tokens):
-    path = _bundle(key.spec(tokens), context.arch)
-    bundle, layer = ctypes.c_void_p(), ctypes.c_void_p()
-    abi.check(abi.runtime.fp8_bundle_open(context.handle, path, bundle))
-    abi.check(abi.runtime.fp8_layer_create(bundle, b"layer", layer))
-    return layer
+    tokens: the most of one call. grad_weight: fp32 where weights have an fp32 main_grad.
+    """
+    index = device_index(torch.device(device))
+    keys = [Key(n, k, bool(bias), weight, output, grad_input, grad_weight, recipe, index)
+            for n, k, bias in shapes]
+    context = context_of(index)
+    descriptions = (abi.LayerDescription * len(keys))(*(k.description(_limit(tokens)) for k in keys))
+    abi.check(abi.runtime.fp8_context_prepare(context.handle, descriptions, len(keys)))
+    for key in keys:
+        layer_of(key, tokens)

@@ -35,31 +35,27 @@ def operand_bytes(rows, cols, copies):
     return size
 
 
-def _memory(size, device):
-    """CUDA's allocator aligns to 512, the CPU's to 64: there the storage begins inside a buffer."""
+def memory(size, device):
+    """uint8, 256-byte aligned. CUDA's allocator aligns to 512, the CPU's to 64: there the storage
+    begins inside a larger buffer."""
     if device.type != "cpu":
         return torch.empty(size, dtype=torch.uint8, device=device)
-    memory = (ctypes.c_uint8 * (size + 255))()
-    skip = -ctypes.addressof(memory) % 256
-    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=skip)
+    buffer = (ctypes.c_uint8 * (size + 255))()
+    skip = -ctypes.addressof(buffer) % 256
+    return torch.frombuffer(buffer, dtype=torch.uint8, count=size, offset=skip)
 
 
 def empty(rows, cols, copies, device):
     """Memory for an operand, 256-byte aligned."""
-    return _memory(operand_bytes(rows, cols, copies), device)
+    return memory(operand_bytes(rows, cols, copies), device)
 
 
 def aligned(data):
     """`data` itself, or a copy where moving it (offload and back) has lost the alignment."""
-    return data if data.data_ptr() % 256 == 0 else _memory(data.numel(), data.device).copy_(data)
+    return data if data.data_ptr() % 256 == 0 else memory(data.numel(), data.device).copy_(data)
 
 
 _SIZE = ctypes.sizeof(abi.Operand)
-
-
-def target(data):
-    """The C struct of an operand that a call is to fill."""
-    return abi.Operand(_SIZE, 0, data.data_ptr(), data.numel())
 
 
 def filled(data, role, dtype, rows, cols, copies, version=0):

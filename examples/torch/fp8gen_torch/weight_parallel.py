@@ -22,8 +22,10 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from . import abi, operand
-from . import linear as ops
-from .linear import State
+from .calls import matrix, quantize_weight
+from .layers import Recipe
+from .linear import output_dtype
+from .states import Identity, State
 
 
 class Communicator:
@@ -77,26 +79,25 @@ class Communicator:
 class ShardState(State):
     """A State of a weight of which this rank holds rows: with its full shape and FP8 shard."""
 
-    def __init__(self, out_features, recipe=ops.Recipe(), fp8_gather=False):
+    def __init__(self, out_features, recipe=Recipe(), fp8_gather=False):
         super().__init__(recipe, keep=False)
         self.out_features, self.fp8_gather = out_features, fp8_gather
-        self.amax = None        # of the whole weight, while amax_key is that of the shard
-        self._amax_key = None
-        self._rows = None       # (key, header, uint8 rows) of the shard
+        self.amax = None     # of the whole weight, and the shard that it belongs to
+        self._amax_of = None
+        self._rows = None    # (Identity, header, uint8 rows) of the shard
 
     def shard(self, weight, communicator):
         """(header, uint8 rows) of this rank's rows, quantised with the whole weight's amax."""
-        key = ops.identity(weight)
-        if self._rows is None or self._rows[0] != key:
-            if self._amax_key != key:
+        if self._rows is None or not self._rows[0].is_of(weight):
+            if self._amax_of is None or not self._amax_of.is_of(weight):
                 self.set_amax(weight, communicator.amax_hook(operand.amax_of(weight)))
             scale, inverse = operand.scales_of(self.amax, abi.E4M3, self.recipe.power_of_two)
             header = operand.header(self.amax, scale, inverse)
-            self._rows = key, header, operand.quantize_rows(weight, scale)
+            self._rows = Identity(weight), header, operand.quantize_rows(weight, scale)
         return self._rows[1:]
 
     def set_amax(self, weight, amax):
-        self.amax, self._amax_key = amax, ops.identity(weight)
+        self.amax, self._amax_of = amax, Identity(weight)
 
 
 def precompute_amax(weights, states, communicator):
@@ -108,15 +109,14 @@ def precompute_amax(weights, states, communicator):
         state.set_amax(weight, amax)
 
 
-def _gathered(layer, state, weight, communicator, module, copies):
-    """(bytes, copies) of the full weight's operand, from shards on the wire in FP8 or as they are."""
-    n, k = layer.key.out_features, layer.key.in_features
+def _gathered(plan, state, weight, communicator, module, copies):
+    """Bytes of the full weight's operand, from shards on the wire in FP8 or as they are."""
     if state.fp8_gather:
         header, rows = state.shard(weight, communicator)
         full = communicator.weight_hook(rows, module=module)
-        return operand.assemble(full, header, n, k, copies), copies
+        return operand.assemble(full, header, plan.n, plan.k, copies)
     full = communicator.weight_hook(weight.detach(), module=module)
-    return ops._quantize(layer, abi.ROLE_W, full[:n], copies, None), copies
+    return quantize_weight(plan, full[:plan.n], copies)
 
 
 def _hooked(communicator, name, tensor):
@@ -139,46 +139,48 @@ def _wait(handle):
 class _WeightParallel(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, communicator, state, module, y_dtype, main_grad):
-        _, want_dw = ctx.needs_input_grad[:2]
         n, k = state.out_features, x.shape[-1]
-        dw_dtype = weight.dtype if main_grad is None else main_grad.dtype
-        like = torch.empty(n, k, dtype=weight.dtype, device="meta")
-        layer = state.layer(x, like, bias is not None, y_dtype, dw_dtype, x.numel() // k)
-        full = _gathered(layer, state, weight, communicator, module, abi.ROW)
+        if weight.dim() != 2 or weight.shape[1] != k:
+            raise RuntimeError(f"weight_parallel_linear: x is {tuple(x.shape)} and the weight's shard "
+                               f"{tuple(weight.shape)}; x's last dim must be the shard's second of two")
+        save = ctx.needs_input_grad[1]
+        like = x.dtype, y_dtype, weight.dtype if main_grad is None else main_grad.dtype, bias is not None
+        plan = state.plan_of(x.numel() // k, x.device, (n, k), weight.dtype, like)
+        full = _gathered(plan, state, weight, communicator, module, abi.ROW)
         if bias is not None:
-            bias_full = communicator.weight_hook(bias.detach(), module=module, is_bias=True)
-            bias_full = bias_full[:n].to(torch.bfloat16).contiguous()
-        y, saved = ops._fprop(layer, ops._matrix(x, torch.bfloat16), full,
-                              None if bias is None else bias_full, y_dtype, want_dw, x.shape[:-1])
-        y = _hooked(communicator, "output_hook", y)
+            ctx.bias_dtype = bias.dtype
+            bias = communicator.weight_hook(bias.detach(), module=module, is_bias=True)
+            bias = bias[:n].to(torch.bfloat16).contiguous()
+        y, saved = plan.fprop(matrix(x, torch.bfloat16), full, abi.ROW, bias, x.shape[:-1], save)
+        y = _hooked(communicator, "output_hook", y.to(y_dtype))
         ctx.save_for_backward(saved, weight)
-        ctx.layer, ctx.state, ctx.communicator, ctx.module = layer, state, communicator, module
+        ctx.plan, ctx.state, ctx.communicator, ctx.module = plan, state, communicator, module
         ctx.main_grad, ctx.x_shape, ctx.x_dtype = main_grad, x.shape, x.dtype
-        ctx.bias_dtype = None if bias is None else bias.dtype
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
         saved, weight = ctx.saved_tensors
-        layer, communicator, module = ctx.layer, ctx.communicator, ctx.module
+        plan, communicator, module = ctx.plan, ctx.communicator, ctx.module
         want_dx, want_dw, want_dbias = ctx.needs_input_grad[:3]
-        dy = ops._matrix(_hooked(communicator, "grad_output_hook", dy), torch.bfloat16)
-        m, (n, k) = dy.shape[0], (layer.key.out_features, layer.key.in_features)
-        full = want_dx and _gathered(layer, ctx.state, weight, communicator, module, abi.TRANSPOSED)
-        dbias = torch.empty(n, dtype=torch.float32, device=dy.device) if want_dbias else None
+        dy = matrix(_hooked(communicator, "grad_output_hook", dy), torch.bfloat16)
+        if want_dx:
+            full = _gathered(plan, ctx.state, weight, communicator, module, abi.TRANSPOSED)
+        new = {"device": dy.device}
+        dbias = torch.empty(plan.n, dtype=torch.float32, **new) if want_dbias else None
         copies = (abi.ROW if want_dx else 0) | (abi.TRANSPOSED if want_dw else 0)
-        grad = ops._quantize_dy(layer, dy, copies, dbias)
+        grad = plan.quantize_dy(dy, copies, dbias)
         dx = dw = handle = bias_handle = None
         if want_dw:  # first, so that its reduce-scatter runs beside dgrad
-            dw = torch.empty(n, k, dtype=layer.key.grad_weight, device=dy.device)
-            ops._wgrad(layer, m, saved, grad, dw, 0)
+            dw = torch.empty((plan.n, plan.k), dtype=plan.grad_weight, **new)
+            plan.wgrad(saved, grad, copies, dw)
             dw, handle = communicator.grad_hook(dw, async_op=True, module=module)
         if want_dbias:
             dbias, bias_handle = communicator.grad_hook(dbias.to(ctx.bias_dtype), async_op=True,
                                                         module=module, is_bias=True)
         if want_dx:
-            dx = ops._dgrad(layer, m, grad, full, ctx.x_shape[:-1]).to(ctx.x_dtype)
+            dx = plan.dgrad(grad, copies, full, ctx.x_shape[:-1]).to(ctx.x_dtype)
         _wait(handle)
         _wait(bias_handle)
         if want_dw and ctx.main_grad is not None:
@@ -195,5 +197,5 @@ def weight_parallel_linear(x, weight, bias, communicator, state, module=None):
     state: a ShardState of this weight. Gradients come back as shards, or are added to weight.main_grad.
     """
     main_grad = getattr(weight, "main_grad", None)
-    return _WeightParallel.apply(x, weight, bias, communicator, state, module, ops._output_dtype(x),
+    return _WeightParallel.apply(x, weight, bias, communicator, state, module, output_dtype(x),
                                  main_grad)

@@ -23,9 +23,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from . import abi, operand
-from . import linear as ops
 from .layers import Recipe
-from .linear import State, fp8_linear, state_of
+from .linear import fp8_linear
+from .states import Identity, State, epoch, state_of
 
 _aten = torch.ops.aten
 # Operators after which the result is a weight again; what FSDP2 and modules do with parameters.
@@ -46,23 +46,22 @@ class _Amax:
     all-reduce is needed must be the same on all. So those copies share this object, and writing them
     does not count as writing the shard.
     """
-    __slots__ = ("value", "epoch", "storage")
+    __slots__ = ("value", "epoch", "shard")
 
     def __init__(self):
-        self.value = self.epoch = self.storage = None
+        self.value = self.epoch = self.shard = None
 
     def set(self, value, data):
-        self.value, self.epoch = value, ops._epoch
-        self.storage = ops.Storage(data.untyped_storage())
+        self.value, self.epoch, self.shard = value, epoch(), Identity(data)
 
     def get(self, data):
-        if self.value is None or self.epoch != ops._epoch:
+        if self.value is None or self.epoch != epoch():
             return None
-        self.storage = ops.Storage(data.untyped_storage())
+        self.shard = Identity(data)
         return self.value
 
     def written(self, data):
-        if self.value is not None and self.storage == ops.Storage(data.untyped_storage()):
+        if self.value is not None and self.shard.same_memory(data):
             self.value = None
 
 
@@ -141,10 +140,6 @@ class Fp8Weight(_Wrapper):
             amax = None if func in _OTHER else first._amax
             return tree_map_only(torch.Tensor, lambda t: Fp8Weight(t, first.recipe, state, amax), out)
         return out
-
-    def fp8_source(self):
-        """The tensor that is quantised."""
-        return self._data
 
     # ---- FSDP2 ----
 

@@ -1,0 +1,155 @@
+"""What is kept for one weight: which layer runs it, and its FP8 copies, remade when it has changed.
+
+Versions: the copies belong to one version of one memory. torch's version counter tells most writes,
+the step of any torch.optim optimizer counts as one, and `weights_changed()` tells the rest
+(`weight.data.copy_()` by somebody's own optimizer). Nothing is keyed by address: a weak reference
+pins the identity of the storage.
+
+CUDA graphs: under capture every forward quantises, so that a replay follows the weight; the bytes stay
+where they are. Once a graph has written them, eager calls quantise every time.
+"""
+import itertools
+import weakref
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from .calls import plan_of, quantize_weight
+from .layers import Key, Recipe, device_index, layer_of
+
+_IO = (torch.bfloat16, torch.float32)
+_INPUTS = (torch.bfloat16, torch.float32, torch.float16)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_states = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
+_epoch = 0
+
+
+def weights_changed():
+    """Tells all states that weights were written behind torch's version counters (`w.data.copy_`)."""
+    global _epoch
+    _epoch += 1
+
+
+def epoch():
+    return _epoch
+
+
+register_optimizer_step_post_hook(lambda *_: weights_changed())
+
+
+class Identity:
+    """One version of one tensor's memory, seen in one way."""
+    __slots__ = ("storage", "seen")
+
+    def __init__(self, tensor):
+        self.storage = StorageWeakRef(tensor.untyped_storage())
+        self.seen = None if tensor.is_inference() else _seen(tensor)  # which has no versions
+
+    def is_of(self, tensor):
+        return (self.seen is not None and not tensor.is_inference() and self.seen == _seen(tensor)
+                and self.storage.cdata == tensor.untyped_storage()._cdata)
+
+    def same_memory(self, tensor):
+        return self.storage.cdata == tensor.untyped_storage()._cdata
+
+
+def _seen(tensor):
+    return tensor._version, _epoch, tensor.storage_offset(), tensor.stride(), tensor.dtype
+
+
+class State:
+    """What fp8_linear keeps for one weight: the recipe and the weight's FP8 copies.
+
+    keep=False makes the copies anew in forward (row) and in backward (transposed) and keeps neither:
+    for weights that are gathered for one call and given back.
+    """
+
+    def __init__(self, recipe=Recipe(), keep=True):
+        self.recipe, self.keep = recipe, keep
+        self.number = next(_numbers)
+        _states[self.number] = self
+        self._plans = {}
+        self._data = None       # the operand's bytes
+        self._copies = 0
+        self._identity = None   # of the weight that they were made from
+        self._stream = None
+        self._captured = False  # a graph has written the bytes: only graphs may trust them
+
+    @staticmethod
+    def by_number(number):
+        """The living state of this number, or None."""
+        return _states.get(number)
+
+    def plan(self, x, weight, bias, y_dtype, dw_dtype):
+        """The checked Plan of a call."""
+        short = (x.shape, x.dtype, x.device, weight.shape, weight.dtype, weight.device,
+                 bias if bias is None else (bias.shape, bias.dtype, bias.device), y_dtype, dw_dtype)
+        plan = self._plans.get(short)
+        if plan is None:
+            check(x, weight, bias)
+            if len(self._plans) > 1024:
+                self._plans.clear()
+            plan = self._plans[short] = self.plan_of(
+                x.numel() // x.shape[-1], x.device, weight.shape, weight.dtype,
+                (x.dtype, y_dtype, dw_dtype, bias is not None))
+        return plan
+
+    def plan_of(self, m, device, shape, w_dtype, like):
+        """The Plan for m tokens; like: (x's dtype, y's dtype, dw's dtype, has bias)."""
+        x_dtype, y_dtype, dw_dtype, bias = like
+        dtypes = (d if d in _IO else torch.float32 for d in (w_dtype, y_dtype, x_dtype, dw_dtype))
+        return plan_of(layer_of(Key(*shape, bias, *dtypes, self.recipe, device_index(device)), m), m)
+
+    def weight(self, plan, weight, copies, forward):
+        """(bytes, copies) of the weight's operand, quantised when it has changed."""
+        if type(weight) not in _PLAIN:
+            if hasattr(weight, "fp8_operand"):
+                return weight.fp8_operand(copies), copies
+            weight = getattr(weight, "_data", weight)
+        if not self.keep:
+            return quantize_weight(plan, weight, copies), copies
+        context = plan.context
+        stream = context.stream()
+        capturing = context.capturing(stream)
+        if self._copies & copies == copies and self._identity is not None and (
+                not forward if capturing else not self._captured) and self._identity.is_of(weight):
+            if stream != self._stream and not capturing:
+                torch.cuda.current_stream(plan.device).wait_stream(
+                    torch.cuda.ExternalStream(self._stream, device=plan.device))
+            return self._data, self._copies
+        data = self._data
+        if data is not None and self._copies & copies == copies and data.device == plan.device:
+            copies = self._copies
+        else:
+            data = None
+        self._identity = None
+        self._data = quantize_weight(plan, weight, copies, data)
+        self._copies, self._identity, self._stream = copies, Identity(weight), stream
+        self._captured = self._captured or capturing
+        return self._data, copies
+
+
+def check(x, weight, bias):
+    if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
+        raise RuntimeError(f"fp8_linear: x is {tuple(x.shape)} and weight {tuple(weight.shape)}; "
+                           "x's last dim must be the weight's second of two")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise RuntimeError(f"fp8_linear: bias is {tuple(bias.shape)}, but the weight has "
+                           f"{weight.shape[0]} rows")
+    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.dtype not in _INPUTS:
+            raise TypeError(f"fp8_linear: {name} is {tensor.dtype}; it takes bf16, fp32 and fp16")
+        if tensor is not None and tensor.device != x.device:
+            raise RuntimeError(f"fp8_linear: {name} is on {tensor.device}, but x on {x.device}")
+
+
+def state_of(weight):
+    """The state that belongs to a weight: its attribute, or one for the call if it is computed."""
+    state = getattr(weight, "_fp8gen_state", None)
+    if state is None:
+        state = State(keep=weight.is_leaf)
+        if weight.is_leaf:
+            weight._fp8gen_state = state
+    return state
