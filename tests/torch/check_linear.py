@@ -1,5 +1,7 @@
 """fp8_linear against F.linear: values, dtypes, shapes, strides, autocast, gradients, versions."""
+import copy
 import gc
+import io
 import itertools
 import unittest
 import weakref
@@ -236,7 +238,7 @@ class Versions(unittest.TestCase):
         state, x, w = State(keep=False), leaf(randn(33, 72)), leaf(randn(40, 72))
         wanted = both(x, w, None)
         fp8_linear(x, w, None, state).backward(randn(33, 40, seed=9))
-        self.assertIsNone(state._data)
+        self.assertIsNone(state._kept)
         self.assertTrue(torch.equal(x.grad, wanted[1]))
         computed = (w * 2)
         self.assertTrue(torch.equal(fp8_linear(x, computed), self.fresh(x, computed)))
@@ -268,6 +270,21 @@ class Module(unittest.TestCase):
         twin = torch.nn.Linear(72, 40, device=DEVICE, dtype=torch.bfloat16)
         twin.load_state_dict(layer.state_dict())
         self.assertLess(error(layer(randn(9, 72)), twin(randn(9, 72))), 0.05)
+
+    def test_copies(self):
+        layer = Fp8Linear(72, 40, device=DEVICE, dtype=torch.bfloat16)
+        x = randn(9, 72)
+        wanted = layer(x)
+        file = io.BytesIO()
+        torch.save(layer, file)
+        file.seek(0)
+        for twin in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
+            self.assertNotEqual(twin.fp8_state.number, layer.fp8_state.number)
+            with torch.no_grad():
+                twin.weight.mul_(2)
+                twin.bias.mul_(2)
+            self.assertLess(error(twin(x), 2 * wanted), 1e-2)
+            self.assertTrue(torch.equal(layer(x), wanted))
 
     def test_bytes_equal_torch_ops(self):
         """operand.py's quantisation, amax and assembly against the runtime's, bit for bit."""

@@ -89,6 +89,9 @@ class Context:
         abi.check(abi.runtime.fp8_context_create(options, self.handle))
         abi.check(abi.runtime.fp8_context_set_provider(
             self.handle, abi.generator().fp8gen_jit_provider, None))
+        info = abi.DeviceInfo(size=ctypes.sizeof(abi.DeviceInfo))
+        abi.check(abi.runtime.fp8_context_info(self.handle, info))
+        self.cublaslt_version = info.cublaslt_version
         self.workspaces = {}
 
     def stream(self):

@@ -9,6 +9,7 @@ CUDA graphs: under capture every forward quantises, so that a replay follows the
 where they are. Once a graph has written them, eager calls quantise every time.
 """
 import itertools
+import threading
 import weakref
 
 import torch
@@ -23,6 +24,7 @@ _INPUTS = (torch.bfloat16, torch.float32, torch.float16)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _states = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
+_quantizing = threading.Lock()
 _epoch = 0
 
 
@@ -71,11 +73,13 @@ class State:
         self.number = next(_numbers)
         _states[self.number] = self
         self._plans = {}
-        self._data = None       # the operand's bytes
-        self._copies = 0
-        self._identity = None   # of the weight that they were made from
-        self._stream = None
+        # (operand's bytes, copies, Identity of the weight they were made from, stream); one tuple, so
+        # that threads see all of it or nothing.
+        self._kept = None
         self._captured = False  # a graph has written the bytes: only graphs may trust them
+
+    def __reduce__(self):  # a copy, or one from a file, starts empty and has its own number
+        return State, (self.recipe, self.keep)
 
     @staticmethod
     def by_number(number):
@@ -113,22 +117,25 @@ class State:
         context = plan.context
         stream = context.stream()
         capturing = context.capturing(stream)
-        if self._copies & copies == copies and self._identity is not None and (
-                not forward if capturing else not self._captured) and self._identity.is_of(weight):
-            if stream != self._stream and not capturing:
+        kept = self._kept
+        if kept is not None and kept[1] & copies == copies and (
+                not forward if capturing else not self._captured) and kept[2].is_of(weight):
+            data, copies, _, made_on = kept
+            if stream != made_on and not capturing:
                 torch.cuda.current_stream(plan.device).wait_stream(
-                    torch.cuda.ExternalStream(self._stream, device=plan.device))
-            return self._data, self._copies
-        data = self._data
-        if data is not None and self._copies & copies == copies and data.device == plan.device:
-            copies = self._copies
-        else:
-            data = None
-        self._identity = None
-        self._data = quantize_weight(plan, weight, copies, data)
-        self._copies, self._identity, self._stream = copies, Identity(weight), stream
+                    torch.cuda.ExternalStream(made_on, device=plan.device))
+            return data, copies
+        with _quantizing:
+            return self._quantize(plan, weight, copies, stream, capturing)
+
+    def _quantize(self, plan, weight, copies, stream, capturing):
+        data, kept, self._kept = None, self._kept, None
+        if kept is not None and kept[1] & copies == copies and kept[0].device == plan.device:
+            data, copies = kept[:2]
+        data = quantize_weight(plan, weight, copies, data)
+        self._kept = data, copies, Identity(weight), stream
         self._captured = self._captured or capturing
-        return self._data, copies
+        return data, copies
 
 
 def check(x, weight, bias):

@@ -86,6 +86,9 @@ class ShardState(State):
         self._amax_of = None
         self._rows = None    # (Identity, header, uint8 rows) of the shard
 
+    def __reduce__(self):
+        return ShardState, (self.out_features, self.recipe, self.fp8_gather)
+
     def shard(self, weight, communicator):
         """(header, uint8 rows) of this rank's rows, quantised with the whole weight's amax."""
         if self._rows is None or not self._rows[0].is_of(weight):
