@@ -2,7 +2,7 @@
 # test.sh cpu|gpu [NAME...] - builds and runs the tests and ends with the line
 #   N passed, N failed, N skipped
 #
-# cpu runs every test but those labelled gpu, several at a time. gpu runs those, four at a time (they
+# cpu runs every test but those labelled gpu, several at a time. gpu runs those, eight at a time (they
 # spend most of their time in CPU references), and writes tests/gpu/receipt.txt. NAMEs (shell patterns) choose among them. Needs only bash and
 # coreutils once the tests are built, so that a build folder can be carried to a machine without
 # compilers: FP8GEN_NO_BUILD=1 BUILD=folder tools/test.sh gpu.
@@ -77,7 +77,7 @@ wanted() { # name: does it match one of the patterns?
 }
 patterns=("$@")
 jobs=$(nproc 2>/dev/null || echo 2)
-[ "$suite" = gpu ] && [ "$jobs" -gt 4 ] && jobs=4
+[ "$suite" = gpu ] && [ "$jobs" -gt 8 ] && jobs=8
 while read -r name label device kind path; do
     [ "$suite" = gpu ] && [ "$label" != gpu ] && continue
     [ "$suite" = cpu ] && [ "$label" = gpu ] && continue
@@ -93,6 +93,7 @@ if [ "$suite" = gpu ]; then
         files() { # the sources as git lists them, or, without git, as they lie here
             git ls-files gen templates runtime 2>/dev/null | grep . || find gen templates runtime -type f
         }
+        mkdir -p tests/gpu
         {
             echo "source  $(files | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -d' ' -f1)"
             echo "gpu     ${gpu%%, *}"
