@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Measures the PyTorch package against bf16 and against torch.compile'd torch._scaled_mm, in one run.
+"""Measures the PyTorch package against bf16 and a compiled torch._scaled_mm, in one run.
 
-    python bench_torch.py layers            forward + backward of the shapes, kernels, memory, host time
-    torchrun --nproc-per-node 2 bench_torch.py wire        bytes and time of weight parallel on two GPUs
+    python bench_torch.py layers       forward + backward, kernels, memory, host time
+    torchrun --nproc-per-node 2 bench_torch.py wire      weight parallel: bytes and time
     python bench_torch.py losses FP8.csv BF16.csv BF16_OTHER_SEED.csv      of train_llama.py runs
 
-Prints JSON lines: a header object, then one object a row with bench, case, M, N, K, pass, recipe, value,
-unit, baseline, baseline_name, ratio (> 1: better than the baseline). --append leaves the header out.
+Prints JSON lines: a header object, then one object a row with bench, case, M, N, K, pass, recipe,
+value, unit, baseline, baseline_name, ratio (> 1: better than the baseline). --append leaves the
+header out.
 """
+
 import argparse
 import hashlib
 import json
@@ -23,7 +25,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fp8gen_torch as fp8  # noqa: E402
-from fp8gen_torch import abi, operand  # noqa: E402
+from fp8gen_torch import abi  # noqa: E402
 
 SHAPES = ((8192, 28672, 4096), (8192, 4096, 14336), (8192, 8192, 8192), (2048, 2048, 2048))
 CUDA = torch.cuda.is_available()
@@ -36,10 +38,15 @@ def source_hash():
     if os.environ.get("FP8GEN_SOURCE_HASH"):
         return os.environ["FP8GEN_SOURCE_HASH"]
     folders = ("gen", "templates", "runtime")
-    listed = subprocess.run(["git", "-C", ROOT, "ls-files", *folders], capture_output=True, text=True)
+    listed = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", *folders], capture_output=True, text=True
+    )
     files = listed.stdout.split() or [
         os.path.relpath(os.path.join(path, name), ROOT)
-        for folder in folders for path, _, names in os.walk(os.path.join(ROOT, folder)) for name in names]
+        for folder in folders
+        for path, _, names in os.walk(os.path.join(ROOT, folder))
+        for name in names
+    ]
     lines = []
     for name in sorted(files, key=lambda n: n.encode()):
         with open(os.path.join(ROOT, name), "rb") as file:
@@ -48,23 +55,54 @@ def source_hash():
 
 
 def header():
-    out = {"header": "torch", "gpu": "none", "torch": torch.__version__, "cuda": torch.version.cuda,
-           "fp8gen": abi.runtime.fp8_version().decode(), "source": source_hash()}
+    out = {
+        "header": "torch",
+        "gpu": "none",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "fp8gen": abi.runtime.fp8_version().decode(),
+        "source": source_hash(),
+    }
     if CUDA:
-        driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                                capture_output=True, text=True).stdout.split()
-        out.update(gpu=torch.cuda.get_device_name(), driver=driver[0] if driver else "unknown",
-                   nccl=".".join(map(str, torch.cuda.nccl.version())),
-                   cublaslt=fp8.layers.context_of(0).cublaslt_version)
+        driver = subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+        ).stdout.split()
+        out.update(
+            gpu=torch.cuda.get_device_name(),
+            driver=driver[0] if driver else "unknown",
+            nccl=".".join(map(str, torch.cuda.nccl.version())),
+            cublaslt=fp8.layers.context_of(0).cublaslt_version,
+        )
     return out
 
 
 def row(case, shape, what, value, unit, baseline, name, more=None, lower=True):
     m, n, k = shape
     ratio = (baseline / value if lower else value / baseline) if value and baseline else None
-    print(json.dumps(dict({"bench": "torch", "case": case, "M": m, "N": n, "K": k, "pass": what,
-                           "recipe": "current", "value": value, "unit": unit, "baseline": baseline,
-                           "baseline_name": name, "ratio": ratio}, **(more or {}))), flush=True)
+    print(
+        json.dumps(
+            dict(
+                {
+                    "bench": "torch",
+                    "case": case,
+                    "M": m,
+                    "N": n,
+                    "K": k,
+                    "pass": what,
+                    "recipe": "current",
+                    "value": value,
+                    "unit": unit,
+                    "baseline": baseline,
+                    "baseline_name": name,
+                    "ratio": ratio,
+                },
+                **(more or {}),
+            )
+        ),
+        flush=True,
+    )
 
 
 def synchronize():
@@ -94,7 +132,7 @@ def contest(functions, seconds=0.35, rounds=5):
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-# ---- the baseline: tensorwise scaling over torch._scaled_mm -----------------------------------------
+# ---- the baseline: tensorwise scaling over torch._scaled_mm --------------------------------------
 
 
 def cast(tensor, dtype):
@@ -105,8 +143,9 @@ def cast(tensor, dtype):
 
 def product(a, b, scales, fast):
     """a b with b column-major, as the hardware wants both along the contraction."""
-    return torch._scaled_mm(a, b, scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16,
-                            use_fast_accum=fast)
+    return torch._scaled_mm(
+        a, b, scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16, use_fast_accum=fast
+    )
 
 
 class ScaledMM(torch.autograd.Function):
@@ -125,12 +164,12 @@ class ScaledMM(torch.autograd.Function):
         return dx, dw
 
 
-# ---- layers -----------------------------------------------------------------------------------------
+# ---- layers --------------------------------------------------------------------------------------
 
 
 def tensors(m, n, k):
     x = torch.randn(m, k, device=DEVICE, dtype=torch.bfloat16).requires_grad_()
-    w = (torch.randn(n, k, device=DEVICE) * k ** -0.5).bfloat16().requires_grad_()
+    w = (torch.randn(n, k, device=DEVICE) * k**-0.5).bfloat16().requires_grad_()
     return x, w, torch.randn(m, n, device=DEVICE, dtype=torch.bfloat16)
 
 
@@ -140,6 +179,7 @@ def step(function, x, w, dy, fresh=False):
             fp8.weights_changed()  # as after an optimizer's step: the weight is quantised again
         function(x, w).backward(dy)
         x.grad = w.grad = None
+
     return run
 
 
@@ -152,8 +192,12 @@ def compiled():
         synchronize()
         return function, "torch.compile'd torch._scaled_mm, tensorwise scales"
     except Exception as error:
-        reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
-        print(f"bench_torch: torch.compile failed ({reason}); the baseline is eager", file=sys.stderr)
+        reason = (
+            str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+        )
+        print(
+            f"bench_torch: torch.compile failed ({reason}); the baseline is eager", file=sys.stderr
+        )
         return ScaledMM.apply, "torch._scaled_mm, tensorwise scales, eager (torch.compile failed)"
 
 
@@ -162,9 +206,14 @@ def layers(shapes):
     for shape in shapes:
         x, w, dy = tensors(*shape)
         torch._dynamo.reset()
-        times = contest({"fp8": step(fp8.fp8_linear, x, w, dy, fresh=True),
-                         "kept": step(fp8.fp8_linear, x, w, dy),
-                         "scaled_mm": step(baseline, x, w, dy), "bf16": step(F.linear, x, w, dy)})
+        times = contest(
+            {
+                "fp8": step(fp8.fp8_linear, x, w, dy, fresh=True),
+                "kept": step(fp8.fp8_linear, x, w, dy),
+                "scaled_mm": step(baseline, x, w, dy),
+                "bf16": step(F.linear, x, w, dy),
+            }
+        )
         for case, key in (("linear", "fp8"), ("linear, weight kept", "kept")):
             row(case, shape, "fwd+bwd", times[key], "us", times["scaled_mm"], name)
             row(case, shape, "fwd+bwd", times[key], "us", times["bf16"], "bf16 F.linear, eager")
@@ -178,11 +227,16 @@ def kernels(shape):
     run()
     synchronize()
     activity = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[activity.CPU, activity.CUDA] if CUDA else [activity.CPU]) as p:
+    with torch.profiler.profile(
+        activities=[activity.CPU, activity.CUDA] if CUDA else [activity.CPU]
+    ) as p:
         run()
         synchronize()
-    names = [e.name for e in p.events() if e.device_type == torch.autograd.DeviceType.CUDA
-             and not e.name.startswith("Mem")]
+    names = [
+        e.name
+        for e in p.events()
+        if e.device_type == torch.autograd.DeviceType.CUDA and not e.name.startswith("Mem")
+    ]
     return names, [n for n in names if is_gemm(n)], [n for n in names if is_fp8(n)]
 
 
@@ -191,7 +245,7 @@ def is_gemm(name):
 
 
 def is_fp8(name):
-    """A GEMM over FP8 operands: ours are named by their dtypes, cuBLASLt's by dtype or nvjet letters."""
+    """A GEMM over FP8 operands: ours say so by dtype, cuBLASLt's by dtype or nvjet letters."""
     return is_gemm(name) and re.search(r"e4m3|e5m2|nvjet_(sm\d+_)?[qr][qr]", name) is not None
 
 
@@ -208,14 +262,23 @@ def memory(shape):
             y = function(inputs, w)
             inputs = None
             synchronize()
-            left[name] = (torch.cuda.memory_allocated() - before + x.numel() * x.element_size()
-                          - y.numel() * y.element_size())
+            left[name] = (
+                torch.cuda.memory_allocated()
+                - before
+                + x.numel() * x.element_size()
+                - y.numel() * y.element_size()
+            )
         else:
             kept = []
-            with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda t: kept.append(t) or t, lambda t: t
+            ):
                 function(inputs, w)
-            left[name] = sum(t.numel() * t.element_size() for t in kept
-                             if t.data_ptr() != w.data_ptr() and t.dim())
+            left[name] = sum(
+                t.numel() * t.element_size()
+                for t in kept
+                if t.data_ptr() != w.data_ptr() and t.dim()
+            )
     row("saved activations", shape, "fprop", left["fp8"], "bytes", left["bf16"], "bf16 F.linear")
 
 
@@ -235,28 +298,45 @@ def host(shape):
                     x.grad = w.grad = None
             best.append((time.perf_counter() - start) / count * 1e6)
         return statistics.median(best)
+
     for what, backward in (("fprop", False), ("fwd+bwd", True)):
         enqueue(fp8.fp8_linear, backward), enqueue(F.linear, backward)
-        row("host time", shape, what, enqueue(fp8.fp8_linear, backward), "us",
-            enqueue(F.linear, backward), "bf16 F.linear, eager")
+        row(
+            "host time",
+            shape,
+            what,
+            enqueue(fp8.fp8_linear, backward),
+            "us",
+            enqueue(F.linear, backward),
+            "bf16 F.linear, eager",
+        )
 
 
 def main_layers(args):
     shapes = SHAPES if not args.small else ((64, 96, 128), (33, 40, 72))
     layers(shapes)
     names, gemms, fp8_gemms = kernels(shapes[0])
-    row("FP8 GEMM kernels in the profile", shapes[0], "fwd+bwd", len(fp8_gemms), "kernels", 3,
-        "all three products", {"kernels": names, "other_gemms": sorted(set(gemms) - set(fp8_gemms))},
-        lower=False)
+    row(
+        "FP8 GEMM kernels in the profile",
+        shapes[0],
+        "fwd+bwd",
+        len(fp8_gemms),
+        "kernels",
+        3,
+        "all three products",
+        {"kernels": names, "other_gemms": sorted(set(gemms) - set(fp8_gemms))},
+        lower=False,
+    )
     memory(shapes[0])
     host((256, 256, 256) if not args.small else shapes[1])
 
 
-# ---- two ranks --------------------------------------------------------------------------------------
+# ---- two ranks -----------------------------------------------------------------------------------
 
 
 def main_wire(args):
     import torch.distributed as dist
+
     rank = int(os.environ["RANK"])
     if CUDA:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -279,6 +359,7 @@ def main_wire(args):
                 fp8.precompute_amax([shard], [state], communicator)
                 fp8.weight_parallel_linear(x, shard, None, communicator, state).backward(dy)
                 x.grad = shard.grad = None
+
             runs[name] = run
         times = {}
         for name, run in runs.items():  # ranks must take equally many turns
@@ -292,25 +373,53 @@ def main_wire(args):
             synchronize()
             times[name] = (time.perf_counter() - start) / args.repeat * 1e6
         if rank == 0:
-            row("bytes on the wire, weight gather", (m, n, k), "fprop", bytes_["fp8"], "bytes",
-                bytes_["bf16"], "bf16 gather", {"ranks": dist.get_world_size()})
-            row("weight parallel, FP8 gather", (m, n, k), "fwd+bwd", times["fp8"], "us", times["bf16"],
-                "bf16 gather, FP8 products", {"ranks": dist.get_world_size()})
+            row(
+                "bytes on the wire, weight gather",
+                (m, n, k),
+                "fprop",
+                bytes_["fp8"],
+                "bytes",
+                bytes_["bf16"],
+                "bf16 gather",
+                {"ranks": dist.get_world_size()},
+            )
+            row(
+                "weight parallel, FP8 gather",
+                (m, n, k),
+                "fwd+bwd",
+                times["fp8"],
+                "us",
+                times["bf16"],
+                "bf16 gather, FP8 products",
+                {"ranks": dist.get_world_size()},
+            )
     dist.destroy_process_group()
 
 
-# ---- losses -----------------------------------------------------------------------------------------
+# ---- losses --------------------------------------------------------------------------------------
 
 
 def main_losses(args):
     from train_llama import read_csv
+
     curves = [read_csv(path) for path in args.files]
     tail = [statistics.mean(c[-50:]) for c in curves]
     steps = len(curves[0])
     spread = abs(tail[1] / tail[2] - 1) if len(tail) > 2 else None
-    row(f"train_llama, mean loss of the last 50 of {steps} steps", (0, 0, 0), "train", tail[0], "nats",
-        tail[1], "bf16 twin", {"difference": tail[0] / tail[1] - 1, "spread_of_bf16_seeds": spread,
-                               "bf16_first": curves[1][0]})
+    row(
+        f"train_llama, mean loss of the last 50 of {steps} steps",
+        (0, 0, 0),
+        "train",
+        tail[0],
+        "nats",
+        tail[1],
+        "bf16 twin",
+        {
+            "difference": tail[0] / tail[1] - 1,
+            "spread_of_bf16_seeds": spread,
+            "bf16_first": curves[1][0],
+        },
+    )
 
 
 def main():

@@ -1,24 +1,26 @@
 #!/usr/bin/env bash
-# gpu_check.sh [tests] [bench] [train] - the PyTorch package on a GPU: its tests, its figures, its losses.
+# gpu_check.sh [tests] [bench] [train] - the PyTorch package on a GPU: its tests, its figures, its
+# losses.
 #
 # Without a word: tests and bench, under 3 minutes on one GPU; what needs two runs if there are two.
 # train: 1,000 steps of train_llama.py in FP8 and of two bf16 seeds (a few minutes). Needs the built
-# libraries (FP8GEN_LIBRARY_DIR, or build/lib) and a python with PyTorch (PYTHON, else python3). Every step
-# has its own time limit, and the next ones run whatever happened. OUT (default: this folder's out/) gets
-# torch.jsonl, the logs, curves. Exit code: the number of steps that failed.
+# libraries (FP8GEN_LIBRARY_DIR, or build/lib) and a python with PyTorch (PYTHON, else python3).
+# Every step has its own time limit, and the next ones run whatever happened. OUT (default:
+# build/torch-check) gets torch.jsonl, the logs, curves. Exit code: the number of steps that failed.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 python=${PYTHON:-python3}
-out=${OUT:-$here/out}
+out=${OUT:-$root/build/torch-check}
 mkdir -p "$out"
 export FP8GEN_LIBRARY_DIR=${FP8GEN_LIBRARY_DIR:-$root/build/lib}
-export FP8_TEST_PYTHON=$python FP8_TEST_DEVICE=cuda FP8_TEST_REQUIRE=torch FP8_TEST_BUILD=$root/build
-export FP8GEN_CACHE_DIR=${FP8GEN_CACHE_DIR:-$out/cache} PYTHONUNBUFFERED=1 TORCH_CPP_LOG_LEVEL=ERROR
+export FP8_TEST_PYTHON=$python FP8_TEST_DEVICE=cuda FP8_TEST_REQUIRE=torch
+export FP8_TEST_BUILD=$root/build FP8GEN_CACHE_DIR=${FP8GEN_CACHE_DIR:-$root/build/torch-cache}
+export PYTHONUNBUFFERED=1 TORCH_CPP_LOG_LEVEL=ERROR
 gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())' 2>/dev/null || echo 0)
 wanted=" ${*:-tests bench} "
-failed=0
 begin=$SECONDS
+rm -f "$out/failed"
 
 step() { # name seconds command...
     local name=$1 limit=$2 start=$SECONDS status
@@ -26,10 +28,13 @@ step() { # name seconds command...
     timeout -k 5 "$limit" "$@" >"$out/$name.out" 2>"$out/$name.err" </dev/null
     status=$?
     if [ $status = 0 ]; then
-        echo "ok    $name, $((SECONDS - start)) s  $(grep -h '^\[  [PS]' "$out/$name.out" "$out/$name.err" | tr '\n' ' ')"
+        local counts
+        counts=$(grep -h '^\[  [PS]' "$out/$name.out" | tr '\n' ' ')
+        echo "ok    $name, $((SECONDS - start)) s  $counts"
     else
-        failed=$((failed + 1))
-        echo "FAIL  $name, $((SECONDS - start)) s, exit $status$([ $status = 124 ] && echo ' (ran out of time)')"
+        echo "$name" >>"$out/failed"
+        [ $status = 124 ] && status="$status (ran out of time)"
+        echo "FAIL  $name, $((SECONDS - start)) s, exit $status"
         tail -n 25 "$out/$name.out" "$out/$name.err" | sed 's/^/      /'
     fi
 }
@@ -38,21 +43,26 @@ checked() { # name seconds file...
     shift 2
     FP8_TEST_TIMEOUT=$limit step "$name" "$limit" bash "$root/tests/torch/run.sh" "$@"
 }
-pair() { "$python" -m torch.distributed.run --nproc-per-node 2 --master-port $((20000 + RANDOM % 20000)) "$@"; }
+pair() {
+    local port=$((20000 + RANDOM % 20000))
+    "$python" -m torch.distributed.run --nproc-per-node 2 --master-port $port "$@"
+}
 export -f pair
 export python
 
 echo "$gpus GPU(s); $("$python" -c 'import torch; print("torch", torch.__version__)')"
+# The tests run at once: they are small, and compile on the CPU most of the time.
 if [[ $wanted == *" tests "* ]]; then
-    checked linear 60 check_abi.py check_linear.py
-    checked cuda 60 check_cuda.py
-    checked compile 90 check_compile.py
-    checked wrapper 60 check_wrapper.py
+    checked linear 150 check_abi.py check_linear.py &
+    checked cuda 150 check_cuda.py &
+    checked compile 150 check_compile.py &
+    checked wrapper 150 check_wrapper.py &
+    checked train 170 check_train.py &
     if [ "$gpus" -ge 2 ]; then
-        checked parallel 90 check_parallel.py
-        checked fsdp 90 check_fsdp.py
+        checked parallel 150 check_parallel.py &
+        checked fsdp 150 check_fsdp.py &
     fi
-    checked train 120 check_train.py
+    wait
 fi
 if [[ $wanted == *" bench "* ]]; then
     step bench_layers 150 "$python" "$here/bench_torch.py" layers
@@ -61,8 +71,8 @@ if [[ $wanted == *" bench "* ]]; then
         step bench_wire 90 bash -c "pair '$here/bench_torch.py' wire --append"
         cat "$out/bench_wire.out" >>"$out/torch.jsonl"
         for gather in fp8 bf16; do
-            step "two_ranks_$gather" 60 bash -c \
-                "pair '$here/train_llama.py' --steps 30 --every 10 --gather $gather --out '$out/two_$gather'"
+            step "two_ranks_$gather" 60 bash -c "pair '$here/train_llama.py' --steps 30 \
+                --every 10 --gather $gather --out '$out/two_$gather'"
             tail -n 1 "$out/two_ranks_$gather.out"
         done
     fi
@@ -85,9 +95,11 @@ for line in open(sys.argv[1]):
     r = json.loads(line)
     if "case" in r:
         ratio = "" if r["ratio"] is None else f"  ratio {r['ratio']:.3f}"
-        value, base = (f"{v:.1f}" if isinstance(v, float) else v for v in (r["value"], r["baseline"]))
+        pair = r["value"], r["baseline"]
+        value, base = (f"{v:.1f}" if isinstance(v, float) else v for v in pair)
         print(f"{r['case'][:44]:44} {r['M']} {r['N']} {r['K']} {r['pass']}: {value} {r['unit']}, "
               f"{r['baseline_name']} {base}{ratio}")
 END
+failed=$(cat "$out/failed" 2>/dev/null | wc -l)
 echo "$failed step(s) failed, $((SECONDS - begin)) s in all; results in $out"
 exit $failed

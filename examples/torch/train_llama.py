@@ -6,11 +6,13 @@
     python train_llama.py --precision bf16 ...                  the bf16 twin
     python train_llama.py --config 7b --tokens 4096 ...
 
-The text is what every system with Python ships: the standard library's sources, as bytes. All weights
-are sharded by rows over the ranks; linear layers gather FP8 bytes (--gather bf16 for comparison)
-twice a step, and reduce-scatter their gradients beside dgrad. Prints loss, tokens/s, memory and bytes
-on the wire; writes the losses as CSV and SVG; --save / --resume continue bit for bit.
+The text is what every system with Python ships: the standard library's sources, as bytes. All
+weights are sharded by rows over the ranks; linear layers gather FP8 bytes (--gather bf16 for
+comparison) twice a step, and reduce-scatter their gradients beside dgrad. Prints loss, tokens/s,
+memory and bytes on the wire; writes the losses as CSV and SVG; --save / --resume continue bit for
+bit.
 """
+
 import argparse
 import csv
 import dataclasses
@@ -50,7 +52,7 @@ CONFIGS = {
 }
 
 
-# ---- ZeRO-3 -----------------------------------------------------------------------------------------
+# ---- ZeRO-3 --------------------------------------------------------------------------------------
 
 
 class Zero3:
@@ -69,8 +71,8 @@ class Zero3:
         """This rank's rows of a weight, in bf16, with a ShardState where products are FP8."""
         rows = -(-full.shape[0] // self.world)
         mine = full.new_zeros(rows, *full.shape[1:], dtype=torch.bfloat16, device=self.device)
-        part = full[self.rank * rows:(self.rank + 1) * rows]
-        mine[:len(part)] = part
+        part = full[self.rank * rows : (self.rank + 1) * rows]
+        mine[: len(part)] = part
         shard = nn.Parameter(mine)
         shard.main_grad = torch.zeros_like(mine, dtype=torch.float32)
         self.shards.append(shard)
@@ -93,13 +95,17 @@ class Zero3:
         if self.world == 1:
             return tensor, None
         if len(tensor) != rows * self.world:
-            tensor = torch.cat([tensor, tensor.new_zeros(rows * self.world - len(tensor), *tensor.shape[1:])])
+            tensor = torch.cat(
+                [tensor, tensor.new_zeros(rows * self.world - len(tensor), *tensor.shape[1:])]
+            )
         self.wire += tensor.numel() // self.world * (self.world - 1) * tensor.element_size()
         if self.device.type == "cpu":  # gloo
             dist.all_reduce(tensor)
-            return tensor[self.rank * rows:(self.rank + 1) * rows] / self.world, None
+            return tensor[self.rank * rows : (self.rank + 1) * rows] / self.world, None
         mine = tensor.new_empty(rows, *tensor.shape[1:])
-        return mine, dist.reduce_scatter_tensor(mine, tensor, op=dist.ReduceOp.AVG, async_op=async_op)
+        return mine, dist.reduce_scatter_tensor(
+            mine, tensor, op=dist.ReduceOp.AVG, async_op=async_op
+        )
 
     def amax_hook(self, amax):
         if self.world > 1:
@@ -113,7 +119,7 @@ class Zero3:
 
     @torch.no_grad()
     def step(self, lr, clip=1.0):
-        """AdamW with the gradient's norm clipped; then the FP8 scales of all weights, in one reduce."""
+        """AdamW with the gradient's norm clipped; then all FP8 scales, in one reduce."""
         self.step_count += 1
         grads = [s.main_grad for s in self.shards]
         square = torch.stack([g.square().sum() for g in grads]).sum()
@@ -125,7 +131,7 @@ class Zero3:
             grad = grad * scale
             m.lerp_(grad, 1 - self.betas[0])
             v.lerp_(grad.square(), 1 - self.betas[1])
-            m_hat, v_hat = (x / (1 - b ** self.step_count) for x, b in zip((m, v), self.betas))
+            m_hat, v_hat = (x / (1 - b**self.step_count) for x, b in zip((m, v), self.betas))
             if master.dim() == 2:
                 master.mul_(1 - lr * self.decay)
             master.sub_(lr * m_hat / (v_hat.sqrt() + 1e-8))
@@ -141,7 +147,7 @@ class Zero3:
 
 
 class Gather(torch.autograd.Function):
-    """A full weight from its shards, for what is not an FP8 linear; its gradient is reduced back."""
+    """A full weight from its shards, for what is no FP8 linear; its gradient is reduced."""
 
     @staticmethod
     def forward(ctx, shard, zero, rows):
@@ -169,7 +175,7 @@ class Bf16Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         x, shard = ctx.saved_tensors
-        full = ctx.zero.weight_hook(shard.detach())[:ctx.n]
+        full = ctx.zero.weight_hook(shard.detach())[: ctx.n]
         dw = dy.flatten(0, -2).t().mm(x.flatten(0, -2)).float()
         dw, handle = ctx.zero.grad_hook(dw, async_op=True)
         dx = dy.matmul(full)
@@ -179,13 +185,13 @@ class Bf16Linear(torch.autograd.Function):
         return dx, None, None, None
 
 
-# ---- the model --------------------------------------------------------------------------------------
+# ---- the model -----------------------------------------------------------------------------------
 
 
 class Linear(nn.Module):
     def __init__(self, zero, fp8, n, k, generator, scale=1.0):
         super().__init__()
-        full = torch.randn(n, k, generator=generator) * (scale * k ** -0.5)
+        full = torch.randn(n, k, generator=generator) * (scale * k**-0.5)
         self.zero, self.n = zero, n
         self.weight, self.state = zero.shard(full, fp8)
 
@@ -226,10 +232,16 @@ class Block(nn.Module):
     def forward(self, x, cos, sin):
         b, t, _ = x.shape
         c = self.c
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, -1, self.head).transpose(1, 2).split(
-            (c.heads, c.kv_heads, c.kv_heads), 1)
+        q, k, v = (
+            self.qkv(self.norm1(x))
+            .view(b, t, -1, self.head)
+            .transpose(1, 2)
+            .split((c.heads, c.kv_heads, c.kv_heads), 1)
+        )
         repeat = c.heads // c.kv_heads
-        k, v = (y.repeat_interleave(repeat, 1) if repeat > 1 else y for y in (rotate(k, cos, sin), v))
+        k, v = (
+            y.repeat_interleave(repeat, 1) if repeat > 1 else y for y in (rotate(k, cos, sin), v)
+        )
         y = F.scaled_dot_product_attention(rotate(q, cos, sin), k, v, is_causal=True)
         x = x + self.o(y.transpose(1, 2).reshape(b, t, c.dim))
         gate, up = self.gate_up(self.norm2(x)).chunk(2, -1)
@@ -254,17 +266,23 @@ class Llama(nn.Module):
         angles = torch.arange(tokens.shape[1], device=x.device).float()[:, None] * frequency
         cos, sin = angles.cos(), angles.sin()
         for block in self.blocks:
-            x = checkpoint(block, x, cos, sin, use_reentrant=False) if self.recompute else block(x, cos, sin)
+            x = (
+                checkpoint(block, x, cos, sin, use_reentrant=False)
+                if self.recompute
+                else block(x, cos, sin)
+            )
         logits = self.head(self.norm(x))
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
-# ---- text, files ------------------------------------------------------------------------------------
+# ---- text, files ---------------------------------------------------------------------------------
 
 
 def text(limit=32 << 20):
-    """Python's own sources as bytes; the files in an order that is the same everywhere but mixed."""
-    files = sorted(glob.glob(os.path.join(sysconfig.get_paths()["stdlib"], "**", "*.py"), recursive=True))
+    """Python's own sources as bytes; the files mixed, in the same order everywhere."""
+    files = sorted(
+        glob.glob(os.path.join(sysconfig.get_paths()["stdlib"], "**", "*.py"), recursive=True)
+    )
     files = [f for f in files if "site-packages" not in f and "/test" not in f]
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(7)).tolist()
     data = bytearray()
@@ -278,7 +296,7 @@ def batch(data, step, rank, world, args, device):
     """Depends on nothing but its arguments: a resumed run sees the same."""
     generator = torch.Generator().manual_seed(args.seed * 1000003 + step * world + rank)
     start = torch.randint(len(data) - args.length - 1, (args.batch,), generator=generator)
-    rows = torch.stack([data[s:s + args.length + 1] for s in start.tolist()]).long().to(device)
+    rows = torch.stack([data[s : s + args.length + 1] for s in start.tolist()]).long().to(device)
     return rows[:, :-1], rows[:, 1:]
 
 
@@ -292,24 +310,35 @@ def write_svg(path, curves, title):
     colors = ("#1f6feb", "#d9480f", "#2b8a3e", "#862e9c", "#495057", "#c2255c")
 
     def at(i, value):
-        return (left + (width - left - 20) * i / max(steps - 1, 1),
-                20 + (height - bottom - 20) * (1 - (value - low) / span))
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-           f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
-           f'<text x="{left}" y="14">{title}</text>']
+        return (
+            left + (width - left - 20) * i / max(steps - 1, 1),
+            20 + (height - bottom - 20) * (1 - (value - low) / span),
+        )
+
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
+        f'<text x="{left}" y="14">{title}</text>'
+    ]
     for i in range(5):
         value = low + span * i / 4
         y = at(0, value)[1]
-        out.append(f'<path d="M{left} {y:.1f}H{width - 20}" stroke="#dee2e6"/>'
-                   f'<text x="6" y="{y + 4:.1f}">{value:.3f}</text>')
-    out.append(f'<text x="{left}" y="{height - 12}">step 0</text>'
-               f'<text x="{width - 90}" y="{height - 12}">step {steps - 1}</text>')
+        out.append(
+            f'<path d="M{left} {y:.1f}H{width - 20}" stroke="#dee2e6"/>'
+            f'<text x="6" y="{y + 4:.1f}">{value:.3f}</text>'
+        )
+    out.append(
+        f'<text x="{left}" y="{height - 12}">step 0</text>'
+        f'<text x="{width - 90}" y="{height - 12}">step {steps - 1}</text>'
+    )
     for index, (name, curve) in enumerate(curves.items()):
         points = " ".join("{:.1f},{:.1f}".format(*at(i, v)) for i, v in enumerate(curve))
         color = colors[index % len(colors)]
-        out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.3"/>'
-                   f'<text x="{width - 200}" y="{40 + 16 * index}" fill="{color}">{name}: '
-                   f'{sum(curve[-20:]) / len(curve[-20:]):.4f}</text>')
+        out.append(
+            f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.3"/>'
+            f'<text x="{width - 200}" y="{40 + 16 * index}" fill="{color}">{name}: '
+            f"{sum(curve[-20:]) / len(curve[-20:]):.4f}</text>"
+        )
     with open(path, "w") as file:
         file.write("\n".join(out) + "\n</svg>\n")
 
@@ -320,8 +349,16 @@ def read_csv(path):
 
 
 def save(path, zero, step, losses):
-    torch.save({"step": step, "losses": losses, "master": zero.master, "moments": zero.moments,
-                "count": zero.step_count}, f"{path}.{zero.rank}")
+    torch.save(
+        {
+            "step": step,
+            "losses": losses,
+            "master": zero.master,
+            "moments": zero.moments,
+            "count": zero.step_count,
+        },
+        f"{path}.{zero.rank}",
+    )
 
 
 @torch.no_grad()
@@ -353,13 +390,17 @@ def options(arguments):
     p.add_argument("--lr", type=float, default=1e-3)
     p.add_argument("--warmup", type=int, default=40)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--recompute", action="store_true", help="activation checkpointing of every block")
+    p.add_argument(
+        "--recompute", action="store_true", help="activation checkpointing of every block"
+    )
     p.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     p.add_argument("--save", metavar="FILE")
     p.add_argument("--save-at", type=int, default=0, help="after so many steps; 0: at the end")
     p.add_argument("--resume", metavar="FILE")
     p.add_argument("--out", metavar="PREFIX", help="writes PREFIX.csv and PREFIX.svg")
-    p.add_argument("--compare", nargs="*", default=[], metavar="CSV", help="further curves in the SVG")
+    p.add_argument(
+        "--compare", nargs="*", default=[], metavar="CSV", help="further curves in the SVG"
+    )
     p.add_argument("--every", type=int, default=10, help="steps from one printed line to the next")
     args = p.parse_args(arguments)
     args.batch = max(1, args.tokens // args.length)
@@ -367,8 +408,15 @@ def options(arguments):
 
 
 def start(args):
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(
+        True, warn_only=True
+    )  # so that a resumed run is the same run
+    torch.utils.deterministic.fill_uninitialized_memory = False
     cuda = args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+    device = (
+        torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+    )
     if cuda:
         torch.cuda.set_device(device)
     own = not dist.is_initialized()
@@ -387,22 +435,32 @@ def main(arguments=None):
     zero = Zero3(device, Recipe(args.recipe, args.format), fp8 and args.gather == "fp8")
     model = Llama(CONFIGS[args.config], zero, fp8, args.seed, args.recompute)
     if fp8:  # all kernels, before the first collective
-        shapes = {(m.n, m.weight.shape[1], False) for m in model.modules() if isinstance(m, Linear) and m.state}
-        prepare(sorted(shapes), args.batch * args.length, device, zero.recipe, grad_weight=torch.float32)
+        shapes = {
+            (m.n, m.weight.shape[1], False)
+            for m in model.modules()
+            if isinstance(m, Linear) and m.state
+        }
+        prepare(
+            sorted(shapes), args.batch * args.length, device, zero.recipe, grad_weight=torch.float32
+        )
     zero.adamw((0.9, 0.95), 0.1)
     first, losses = resume(args.resume, zero) if args.resume else (0, [])
     if not args.resume:
         zero.scales()
     say = print if zero.rank == 0 else lambda *_, **__: None
     parameters = sum(s.numel() for s in zero.shards) * zero.world
-    say(f"{args.config}: {parameters / 1e6:.1f} M parameters, {args.precision}, {zero.world} rank(s) on "
-        f"{device.type}, {args.batch * args.length * args.micro_batches * zero.world} tokens a step")
+    say(
+        f"{args.config}: {parameters / 1e6:.1f} M parameters, {args.precision}, "
+        f"{zero.world} rank(s) on {device.type}, "
+        f"{args.batch * args.length * args.micro_batches * zero.world} tokens a step"
+    )
     data, mark, wire = text(), time.perf_counter(), 0
     for step in range(first, args.steps):
         total = torch.zeros((), device=device)
         for micro in range(args.micro_batches):
-            tokens, targets = batch(data, step * args.micro_batches + micro, zero.rank, zero.world, args,
-                                    device)
+            tokens, targets = batch(
+                data, step * args.micro_batches + micro, zero.rank, zero.world, args, device
+            )
             loss = model(tokens, targets) / args.micro_batches
             loss.backward()
             total += loss.detach()
@@ -415,9 +473,12 @@ def main(arguments=None):
             now, count = time.perf_counter(), (step - first) % args.every + 1
             rate = args.tokens * args.micro_batches * zero.world * count / (now - mark)
             memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
-            say(f"step {step + 1:5d}  loss {losses[-1]:.4f}  norm {norm.item():.3f}  {rate:9.0f} tokens/s  "
-                f"{memory:6.2f} GiB  {(zero.wire - wire) / count / 2**20:8.2f} MiB/step on the wire",
-                flush=True)
+            say(
+                f"step {step + 1:5d}  loss {losses[-1]:.4f}  norm {norm.item():.3f}  "
+                f"{rate:9.0f} tokens/s  {memory:6.2f} GiB  "
+                f"{(zero.wire - wire) / count / 2**20:8.2f} MiB/step on the wire",
+                flush=True,
+            )
             mark, wire = now, zero.wire
         if args.save and args.save_at == step + 1:
             save(args.save, zero, step + 1, losses)
@@ -425,10 +486,14 @@ def main(arguments=None):
         save(args.save, zero, args.steps, losses)
     if args.out and zero.rank == 0:
         with open(args.out + ".csv", "w", newline="") as file:
-            csv.writer(file).writerows([("step", "loss"), *((i, repr(l)) for i, l in enumerate(losses))])
+            csv.writer(file).writerows(
+                [("step", "loss"), *((i, repr(l)) for i, l in enumerate(losses))]
+            )
         curves = {os.path.basename(args.out): losses}
         curves.update({os.path.splitext(os.path.basename(p))[0]: read_csv(p) for p in args.compare})
-        write_svg(args.out + ".svg", curves, f"{args.config}, loss (mean of the last 20 steps beside it)")
+        write_svg(
+            args.out + ".svg", curves, f"{args.config}, loss (mean of the last 20 steps beside it)"
+        )
     if own:
         dist.destroy_process_group()
     return losses, zero

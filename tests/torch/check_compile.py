@@ -1,4 +1,5 @@
-"""The operators: schema and fake kernels, torch.compile with gradients, checkpointing, meta tensors."""
+"""The operators: fake kernels, torch.compile with gradients, checkpointing, meta tensors."""
+
 import unittest
 
 import torch
@@ -39,22 +40,45 @@ def run(net, function, x):
 
 class Operators(unittest.TestCase):
     def test_opcheck(self):
-        x, w, b = (randn(17, 72, seed=1).requires_grad_(), randn(40, 72, seed=2).requires_grad_(),
-                   randn(40, seed=3).requires_grad_())
+        x, w, b = (
+            randn(17, 72, seed=1).requires_grad_(),
+            randn(40, 72, seed=2).requires_grad_(),
+            randn(40, seed=3).requires_grad_(),
+        )
         state = State()
         tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-        torch.library.opcheck(module._linear_op, (x, w, b, None, state.number, torch.bfloat16,
-                                                  torch.bfloat16, True, True), test_utils=tests)
-        saved = module._linear_op(x, w, b, None, state.number, torch.bfloat16, torch.bfloat16, True,
-                                  True)[1].detach()
+        torch.library.opcheck(
+            module._linear_op,
+            (x, w, b, None, state.number, torch.bfloat16, torch.bfloat16, True, True),
+            test_utils=tests,
+        )
+        saved = module._linear_op(
+            x, w, b, None, state.number, torch.bfloat16, torch.bfloat16, True, True
+        )[1].detach()
         like = (torch.bfloat16, torch.bfloat16, torch.bfloat16, True)
         for want in range(1, 8):
-            torch.library.opcheck(module._grad_op, (randn(17, 40, seed=4), saved, w.detach(),
-                                                    state.number, *like, want), test_utils=tests)
+            torch.library.opcheck(
+                module._grad_op,
+                (randn(17, 40, seed=4), saved, w.detach(), state.number, *like, want),
+                test_utils=tests,
+            )
         main = torch.zeros(40, 72, device=DEVICE)
-        torch.library.opcheck(module._grad_add_op, (
-            randn(17, 40, seed=4), saved, w.detach(), main, state.number, torch.bfloat16,
-            torch.bfloat16, torch.float32, True, 7), test_utils=tests)
+        torch.library.opcheck(
+            module._grad_add_op,
+            (
+                randn(17, 40, seed=4),
+                saved,
+                w.detach(),
+                main,
+                state.number,
+                torch.bfloat16,
+                torch.bfloat16,
+                torch.float32,
+                True,
+                7,
+            ),
+            test_utils=tests,
+        )
 
     def test_meta(self):
         layer = Fp8Linear(72, 40, device="meta")
@@ -103,8 +127,9 @@ class Compile(unittest.TestCase):
         w = randn(40, 72).requires_grad_()
         w.main_grad = torch.zeros(40, 72, device=DEVICE)
         state, x = State(), randn(17, 72, seed=1)  # x wants no gradient: dw is all there is
-        compiled = torch.compile(lambda x: fp8_linear(x, w, None, state), backend="aot_eager",
-                                 fullgraph=True)
+        compiled = torch.compile(
+            lambda x: fp8_linear(x, w, None, state), backend="aot_eager", fullgraph=True
+        )
         for _ in range(2):
             compiled(x).sum().backward()
         self.assertIsNone(w.grad)
@@ -135,6 +160,7 @@ class Checkpoint(unittest.TestCase):
 
     def test_selective(self):
         from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
         seen = []
 
         def policy(ctx, op, *args, **kwargs):
@@ -142,10 +168,18 @@ class Checkpoint(unittest.TestCase):
                 seen.append(op)
                 return CheckpointPolicy.MUST_SAVE
             return CheckpointPolicy.PREFER_RECOMPUTE
+
         net, x = made(), randn(48, 64, seed=5)
-        got = run(net, lambda x: checkpoint(
-            net, x, use_reentrant=False,
-            context_fn=lambda: create_selective_checkpoint_contexts(policy)), x)
+        got = run(
+            net,
+            lambda x: checkpoint(
+                net,
+                x,
+                use_reentrant=False,
+                context_fn=lambda: create_selective_checkpoint_contexts(policy),
+            ),
+            x,
+        )
         self.assertTrue(seen)
         for a, c in zip(got, run(net, net, x)):
             self.assertTrue(torch.equal(a, c))

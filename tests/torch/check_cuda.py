@@ -1,5 +1,5 @@
-"""On a GPU: all three products are FP8 kernels, graphs follow the weight, streams, threads, memory."""
-import re
+"""On a GPU: all products are FP8 kernels, graphs follow the weight, streams, threads, memory."""
+
 import threading
 import unittest
 
@@ -40,6 +40,7 @@ class Cuda(unittest.TestCase):
             if optimizer:
                 optimizer.step()
             return y
+
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -73,7 +74,9 @@ class Cuda(unittest.TestCase):
                         p.main_grad.zero_()
                 graph.replay()
                 got = [y.clone(), x.grad.clone()] + [
-                    (p.main_grad if hasattr(p, "main_grad") else p.grad).clone() for p in net.parameters()]
+                    (p.main_grad if hasattr(p, "main_grad") else p.grad).clone()
+                    for p in net.parameters()
+                ]
                 grads = [p.grad for p in net.parameters()]
                 eager = x.detach().clone().requires_grad_()
                 for p in net.parameters():
@@ -82,8 +85,9 @@ class Cuda(unittest.TestCase):
                         p.main_grad.zero_()
                 out = net(eager)
                 out.backward(dy)
-                wanted = [out, eager.grad] + [p.main_grad if hasattr(p, "main_grad") else p.grad
-                                              for p in net.parameters()]
+                wanted = [out, eager.grad] + [
+                    p.main_grad if hasattr(p, "main_grad") else p.grad for p in net.parameters()
+                ]
                 for a, c in zip(got, wanted):
                     self.assertTrue(torch.equal(a, c), (mode, turn))
                 for p, grad in zip(net.parameters(), grads):
@@ -91,8 +95,9 @@ class Cuda(unittest.TestCase):
 
     def test_graph_with_optimizer(self):
         net = Fp8Linear(256, 256, bias=False, device=DEVICE, dtype=torch.bfloat16)
-        graph, x, y = self.graph(net, randn(64, 256), randn(64, 256, seed=5),
-                                 torch.optim.SGD(net.parameters(), lr=1e-3))
+        graph, x, y = self.graph(
+            net, randn(64, 256), randn(64, 256, seed=5), torch.optim.SGD(net.parameters(), lr=1e-3)
+        )
         for _ in range(3):
             before = net.weight.detach().clone()
             graph.replay()
@@ -103,7 +108,9 @@ class Cuda(unittest.TestCase):
         self.assertTrue(torch.equal(eager, fp8_linear(x, net.weight.detach().clone())))
 
     def test_graphed_callables(self):
-        net = torch.nn.Sequential(Fp8Linear(256, 384), Fp8Linear(384, 128)).to(DEVICE, torch.bfloat16)
+        net = torch.nn.Sequential(Fp8Linear(256, 384), Fp8Linear(384, 128)).to(
+            DEVICE, torch.bfloat16
+        )
         x = randn(64, 256).requires_grad_()
         wanted = net(x)
         wanted.sum().backward()
@@ -147,6 +154,7 @@ class Cuda(unittest.TestCase):
                     torch.cuda.current_stream().synchronize()
                     if not torch.equal(y, wanted):
                         failures.append("differs")
+
         torch.cuda.synchronize()
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
@@ -188,8 +196,11 @@ class Cuda(unittest.TestCase):
 
     def test_large(self):
         """Against bf16, at a size where real kernels run."""
-        x, w, b = (randn(1000, 2048, seed=1).requires_grad_(), randn(2556, 2048, seed=2).requires_grad_(),
-                   randn(2556, seed=3).requires_grad_())
+        x, w, b = (
+            randn(1000, 2048, seed=1).requires_grad_(),
+            randn(2556, 2048, seed=2).requires_grad_(),
+            randn(2556, seed=3).requires_grad_(),
+        )
         results = []
         for function in (fp8_linear, F.linear):
             y = function(x, w, b)

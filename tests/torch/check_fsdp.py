@@ -1,4 +1,5 @@
-"""FSDP2 gathers the FP8 bytes of wrapped weights: values, wire, uneven shards, meta device, scales."""
+"""FSDP2 gathers FP8 bytes of wrapped weights: values, wire, uneven shards, meta, scales."""
+
 import unittest
 
 import torch
@@ -11,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import rig
 from rig import CUDA, error, randn
-from fp8gen_torch import Fp8Weight, GatheredWeight, Recipe, fp8_weights, precompute_scales
+from fp8gen_torch import Fp8Weight, fp8_weights, precompute_scales
 from fp8gen_torch import wrapper
 
 VOCABULARY = 2556 // 4 + 2  # 641: odd, so that shards are uneven
@@ -65,8 +66,14 @@ def values(rank, world, mesh):
     """Sharded training follows the unsharded one with the same FP8 weights, step by step."""
     x = randn(2, 9, 64, seed=rank, device=here())
     for dtype, policy, sharded in (
-            (torch.bfloat16, {}, "gather"), (torch.bfloat16, {}, "precompute"),
-            (torch.float32, {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}, "precompute")):
+        (torch.bfloat16, {}, "gather"),
+        (torch.bfloat16, {}, "precompute"),
+        (
+            torch.float32,
+            {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
+            "precompute",
+        ),
+    ):
         net, twin = made(dtype), made(dtype)
         fp8_weights(net)
         fp8_weights(twin)
@@ -75,9 +82,17 @@ def values(rank, world, mesh):
         assert isinstance(local, Fp8Weight), type(local)
         rows = -(-VOCABULARY // world)
         assert local.shape[0] == (rows if rank + 1 < world else VOCABULARY - rows * (world - 1))
-        losses = [train(n, x.to(torch.bfloat16 if policy else dtype), 4,
-                        torch.optim.AdamW(n.parameters(), lr=1e-2), s)
-                  for n, s in ((net, sharded), (twin, None)) if n is net or not policy]
+        losses = [
+            train(
+                n,
+                x.to(torch.bfloat16 if policy else dtype),
+                4,
+                torch.optim.AdamW(n.parameters(), lr=1e-2),
+                s,
+            )
+            for n, s in ((net, sharded), (twin, None))
+            if n is net or not policy
+        ]
         if not policy:  # the same forward: the gathered bytes are the unsharded ones
             assert torch.equal(losses[0][:1], losses[1][:1]), losses
             assert error(losses[0], losses[1]) < 2e-2, losses
@@ -86,12 +101,16 @@ def values(rank, world, mesh):
 
 class Gathers(TorchDispatchMode):
     """Bytes that come out of all-gathers."""
+
     bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if "allgather" in func.__name__ or "all_gather" in func.__name__:
-            self.bytes += sum(t.numel() * t.element_size() for t in torch.utils._pytree.tree_leaves(args[0])
-                              if isinstance(t, torch.Tensor))
+            self.bytes += sum(
+                t.numel() * t.element_size()
+                for t in torch.utils._pytree.tree_leaves(args[0])
+                if isinstance(t, torch.Tensor)
+            )
         return func(*args, **(kwargs or {}))
 
 
@@ -139,6 +158,7 @@ def meta(rank, world, mesh):
     net.to_empty(device=here())
     full = made(torch.bfloat16).state_dict()
     from torch.distributed.tensor import distribute_tensor
+
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             parameter.copy_(distribute_tensor(full[name], mesh, parameter.placements))

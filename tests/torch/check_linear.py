@@ -1,4 +1,5 @@
 """fp8_linear against F.linear: values, dtypes, shapes, strides, autocast, gradients, versions."""
+
 import copy
 import gc
 import io
@@ -11,8 +12,16 @@ import torch.nn.functional as F
 
 import rig
 from rig import DEVICE, error, randn
-from fp8gen_torch import (Fp8Linear, Recipe, State, abi, fp8_linear, operand, prepare,
-                          weights_changed)
+from fp8gen_torch import (
+    Fp8Linear,
+    Recipe,
+    State,
+    abi,
+    fp8_linear,
+    operand,
+    prepare,
+    weights_changed,
+)
 from fp8gen_torch import states as module
 from fp8gen_torch.calls import quantize_weight
 
@@ -44,8 +53,9 @@ class Linear(unittest.TestCase):
             self.assertLess(error(a, c), BOUND.get(name, 0.01), name)
 
     def test_dtypes_and_ranks(self):
-        for dtype, shape in itertools.product((torch.bfloat16, torch.float32, torch.float16),
-                                              ((33, 72), (72,), (2, 3, 5, 72))):
+        for dtype, shape in itertools.product(
+            (torch.bfloat16, torch.float32, torch.float16), ((33, 72), (72,), (2, 3, 5, 72))
+        ):
             with self.subTest(dtype=dtype, shape=shape):
                 x, w = randn(*shape, dtype=dtype, seed=1), randn(40, 72, dtype=dtype, seed=2)
                 self.compare(x, w, randn(40, dtype=dtype, seed=3))
@@ -56,9 +66,11 @@ class Linear(unittest.TestCase):
                 self.compare(randn(m, k, seed=1), randn(n, k, seed=2), None)
 
     def test_autocast(self):
-        for xd, wd, ad in ((torch.float32, torch.float32, torch.bfloat16),
-                           (torch.bfloat16, torch.float32, torch.bfloat16),
-                           (torch.float32, torch.float32, torch.float16)):
+        for xd, wd, ad in (
+            (torch.float32, torch.float32, torch.bfloat16),
+            (torch.bfloat16, torch.float32, torch.bfloat16),
+            (torch.float32, torch.float32, torch.float16),
+        ):
             with self.subTest(x=xd, w=wd, autocast=ad):
                 x, w = randn(19, 72, dtype=xd, seed=1), randn(40, 72, dtype=wd, seed=2)
                 self.compare(x, w, randn(40, dtype=wd, seed=3), autocast=ad)
@@ -66,15 +78,21 @@ class Linear(unittest.TestCase):
     def test_strides(self):
         w = randn(40, 72, seed=2)
         wide = randn(6, 2, 100, seed=4)
-        for name, x in (("slice", wide[..., 3:75]), ("transposed", randn(72, 9, seed=1).t()),
-                        ("expanded", randn(1, 72, seed=1).expand(5, 72)),
-                        ("batch_first", randn(4, 3, 72, seed=1).transpose(0, 1))):
+        for name, x in (
+            ("slice", wide[..., 3:75]),
+            ("transposed", randn(72, 9, seed=1).t()),
+            ("expanded", randn(1, 72, seed=1).expand(5, 72)),
+            ("batch_first", randn(4, 3, 72, seed=1).transpose(0, 1)),
+        ):
             with self.subTest(name):
                 x = x.detach()
                 got = fp8_linear(x, w)
                 self.assertTrue(torch.equal(got, fp8_linear(x.contiguous(), w)))
-        self.assertTrue(torch.equal(fp8_linear(randn(9, 72), w.t().contiguous().t()),
-                                    fp8_linear(randn(9, 72), w)))
+        self.assertTrue(
+            torch.equal(
+                fp8_linear(randn(9, 72), w.t().contiguous().t()), fp8_linear(randn(9, 72), w)
+            )
+        )
         x = leaf(randn(9, 72))
         fp8_linear(x, leaf(w)).sum().backward()  # dy has strides of 0
         self.assertLess(error(x.grad, w.sum(0).expand(9, 72)), 0.09)
@@ -120,7 +138,9 @@ class Linear(unittest.TestCase):
                 self.assertTrue(torch.equal(inputs.grad, dx))
             self.assertIsNone(weight.grad)
             self.assertTrue(weight.grad_added_to_main_grad)
-            self.assertLess(error(weight.main_grad, 1 + 2 * dw), 1e-6 if dtype.itemsize == 4 else 5e-3)
+            self.assertLess(
+                error(weight.main_grad, 1 + 2 * dw), 1e-6 if dtype.itemsize == 4 else 5e-3
+            )
 
     def test_saved_is_fp8(self):
         kept = []
@@ -139,8 +159,10 @@ class Linear(unittest.TestCase):
 
         def shift(t):
             return torch.empty(t.numel() + 64, dtype=t.dtype)[64:].copy_(t.view(-1)).view(t.shape)
+
         with torch.autograd.graph.saved_tensors_hooks(
-                lambda t: shift(t.cpu()) if t.dtype is torch.uint8 else t, lambda t: t.to(DEVICE)):
+            lambda t: shift(t.cpu()) if t.dtype is torch.uint8 else t, lambda t: t.to(DEVICE)
+        ):
             y = fp8_linear(x, w)
         y.backward(randn(33, 40, seed=9))
         self.assertTrue(torch.equal(w.grad, wanted[2]))
@@ -156,13 +178,15 @@ class Linear(unittest.TestCase):
             fp8_linear(x, w, None, State(Recipe(format="e5m2")))
         with self.assertRaisesRegex(RuntimeError, "differentiate twice|once_differentiable"):
             x, w = leaf(x), leaf(w)
-            g, = torch.autograd.grad(fp8_linear(x, w).square().sum(), x, create_graph=True)
+            (g,) = torch.autograd.grad(fp8_linear(x, w).square().sum(), x, create_graph=True)
             g.sum().backward()
 
     def test_recipes(self):
         x, w = randn(33, 72, seed=1), randn(40, 72, seed=2)
-        results = [both(x, w, None, lambda x, w, b, s=State(r): fp8_linear(x, w, b, s)) for r in (
-            Recipe(), Recipe(power_of_two=True), Recipe(format="e4m3"))]
+        results = [
+            both(x, w, None, lambda x, w, b, s=State(r): fp8_linear(x, w, b, s))
+            for r in (Recipe(), Recipe(power_of_two=True), Recipe(format="e4m3"))
+        ]
         reference = both(x, w, None, F.linear)
         for result in results:
             for a, c in zip(result[:3], reference):
@@ -180,6 +204,7 @@ class Versions(unittest.TestCase):
         def counted(*rest):
             self.count += 1
             return quantize_weight(*rest)
+
         module.quantize_weight = counted
 
     def tearDown(self):
@@ -240,7 +265,7 @@ class Versions(unittest.TestCase):
         fp8_linear(x, w, None, state).backward(randn(33, 40, seed=9))
         self.assertIsNone(state._kept)
         self.assertTrue(torch.equal(x.grad, wanted[1]))
-        computed = (w * 2)
+        computed = w * 2
         self.assertTrue(torch.equal(fp8_linear(x, computed), self.fresh(x, computed)))
         self.assertFalse(hasattr(computed, "_fp8gen_state"))
 
@@ -302,8 +327,11 @@ class Module(unittest.TestCase):
                     rows = operand.quantize_rows(w, s)
                     got = operand.assemble(rows, operand.header(amax, s, inverse), n, k, abi.BOTH)
                     for words in (0, 4, 8):
-                        self.assertEqual(got[:64].view(torch.float32)[words].item(),
-                                         wanted[:64].view(torch.float32)[words].item(), words)
+                        self.assertEqual(
+                            got[:64].view(torch.float32)[words].item(),
+                            wanted[:64].view(torch.float32)[words].item(),
+                            words,
+                        )
                     self.assertTrue(torch.equal(got[256:], wanted[256:]), (n, k, scale))
 
 

@@ -1,4 +1,5 @@
-"""The weight-parallel function on two ranks against one rank: bytes, values, gradients, wire, hooks."""
+"""Weight parallel on two ranks against one rank: bytes, values, gradients, wire, hooks."""
+
 import itertools
 import unittest
 
@@ -9,8 +10,12 @@ import rig
 from rig import CUDA, error, randn
 from fp8gen_torch import State, fp8_linear
 from fp8gen_torch.calls import Plan
-from fp8gen_torch.weight_parallel import (Communicator, ShardState, precompute_amax,
-                                          weight_parallel_linear)
+from fp8gen_torch.weight_parallel import (
+    Communicator,
+    ShardState,
+    precompute_amax,
+    weight_parallel_linear,
+)
 
 
 def here():
@@ -21,8 +26,12 @@ def data(n, k, rank, dtype):
     """x and dy differ by rank; w and b are the whole ones, with the largest element at the end."""
     w = randn(n, k, dtype=dtype, seed=2, device=here())
     w[-1, -1] = 9.5
-    return (randn(3, 11, k, seed=10 + rank, device=here()), w, randn(n, seed=3, device=here()),
-            randn(3, 11, n, seed=20 + rank, device=here()))
+    return (
+        randn(3, 11, k, seed=10 + rank, device=here()),
+        w,
+        randn(n, seed=3, device=here()),
+        randn(3, 11, n, seed=20 + rank, device=here()),
+    )
 
 
 def gathered_gradient(communicator, shard, n):
@@ -31,8 +40,11 @@ def gathered_gradient(communicator, shard, n):
 
 def values(rank, world):
     for n, k, dtype, fp8, bias in itertools.chain(
-            itertools.product((40, 37, 1), (72,), (torch.bfloat16, torch.float32), (False, True), (True,)),
-            [(129, 257, torch.bfloat16, True, False)]):
+        itertools.product(
+            (40, 37, 1), (72,), (torch.bfloat16, torch.float32), (False, True), (True,)
+        ),
+        [(129, 257, torch.bfloat16, True, False)],
+    ):
         x, w, b, dy = data(n, k, rank, dtype)
         communicator = Communicator()
         shard = communicator.shard(w).requires_grad_()
@@ -42,7 +54,11 @@ def values(rank, world):
         y = weight_parallel_linear(x1, shard, bias_shard, communicator, state)
         y.backward(dy)
 
-        x2, w2, b2 = x.clone().requires_grad_(), w.clone().requires_grad_(), b.clone().requires_grad_()
+        x2, w2, b2 = (
+            x.clone().requires_grad_(),
+            w.clone().requires_grad_(),
+            b.clone().requires_grad_(),
+        )
         y2 = fp8_linear(x2, w2, b2 if bias else None)
         y2.backward(dy)
         assert torch.equal(y, y2), (n, k, dtype, fp8, "y")
@@ -62,12 +78,16 @@ def wire(rank, world):
         x, w, _, dy = data(n, k, rank, torch.bfloat16)
         communicator = Communicator()
         shard = communicator.shard(w).requires_grad_()
-        y = weight_parallel_linear(x.requires_grad_(), shard, None, communicator,
-                                   ShardState(n, fp8_gather=fp8))
+        y = weight_parallel_linear(
+            x.requires_grad_(), shard, None, communicator, ShardState(n, fp8_gather=fp8)
+        )
         after_forward = communicator.wire_bytes
         y.backward(dy)
         received[fp8] = after_forward
-        assert communicator.wire_bytes - after_forward == after_forward + n * k * 2 * (world - 1) // world
+        assert (
+            communicator.wire_bytes - after_forward
+            == after_forward + n * k * 2 * (world - 1) // world
+        )
     assert received[False] == 2 * received[True] == n * k * 2 * (world - 1) // world, received
 
 
@@ -78,6 +98,7 @@ def precomputed(rank, world):
         def amax_hook(self, amax):
             reduces.append(amax.numel())
             return super().amax_hook(amax)
+
     communicator = Counting()
     weights = [communicator.shard(data(n, 72, rank, torch.bfloat16)[1]) for n in (40, 24)]
     states = [ShardState(n, fp8_gather=True) for n in (40, 24)]
@@ -87,7 +108,7 @@ def precomputed(rank, world):
         for weight, state in zip(weights, states):
             for _ in range(2):
                 y = weight_parallel_linear(x, weight, None, communicator, state)
-            full = communicator.weight_hook(weight)[:state.out_features]
+            full = communicator.weight_hook(weight)[: state.out_features]
             assert torch.equal(y, fp8_linear(x, full, None, State(keep=False)))
             weight.mul_(1.7)
     assert reduces == [2, 2], reduces
@@ -111,7 +132,7 @@ def hooks(rank, world):
 
         def grad_hook(self, tensor, async_op=False, module=None, reduce_op=None, is_bias=False):
             log.append(f"reduce {'bias' if is_bias else 'weight'} async={async_op}")
-            return tensor[:tensor.shape[0] // 2], Handle("bias" if is_bias else "weight")
+            return tensor[: tensor.shape[0] // 2], Handle("bias" if is_bias else "weight")
 
         def output_hook(self, tensor, async_op=False):
             log.append("output")
@@ -120,6 +141,7 @@ def hooks(rank, world):
         def grad_output_hook(self, tensor, async_op=False):
             log.append("grad_output")
             return tensor * 2, Handle("grad_output")
+
     x, w, b, dy = data(40, 72, rank, torch.bfloat16)
     cached = [w.clone(), b.clone()]
     shard, bias_shard = w[:20].clone().requires_grad_(), b[:20].clone().requires_grad_()
@@ -131,9 +153,19 @@ def hooks(rank, world):
         y.backward(dy)
     finally:
         Plan.dgrad = original
-    assert log == ["gather weight up", "gather bias up", "output", "grad_output", "wait grad_output",
-                   "gather weight up", "reduce weight async=True", "reduce bias async=True", "dgrad",
-                   "wait weight", "wait bias"], log
+    assert log == [
+        "gather weight up",
+        "gather bias up",
+        "output",
+        "grad_output",
+        "wait grad_output",
+        "gather weight up",
+        "reduce weight async=True",
+        "reduce bias async=True",
+        "dgrad",
+        "wait weight",
+        "wait bias",
+    ], log
     assert torch.equal(cached[0], w) and torch.equal(cached[1], b), "a cached weight was written"
     x2, w2 = x.clone().requires_grad_(), w.clone().requires_grad_()
     y2 = fp8_linear(x2, w2, b) * 2
@@ -151,8 +183,9 @@ def main_grad(rank, world):
         shard = communicator.shard(w).requires_grad_()
         shard.main_grad = torch.ones(shard.shape, device=here())
         for _ in range(2):
-            weight_parallel_linear(x, shard, None, communicator,
-                                   ShardState(n, fp8_gather=fp8)).backward(dy)
+            weight_parallel_linear(
+                x, shard, None, communicator, ShardState(n, fp8_gather=fp8)
+            ).backward(dy)
         assert shard.grad is None and shard.grad_added_to_main_grad
         results.append(shard.main_grad)
     assert torch.equal(*results)

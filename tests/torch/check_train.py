@@ -1,4 +1,5 @@
 """train_llama.py, tiny: it learns, follows its bf16 twin, resumes bit for bit, halves the wire."""
+
 import os
 import tempfile
 import unittest
@@ -9,8 +10,22 @@ import rig
 from rig import CUDA
 import train_llama
 
-COMMON = ["--config", "tiny", "--device", "cuda" if CUDA else "cpu", "--tokens", "256", "--length", "64",
-          "--lr", "3e-3", "--warmup", "3", "--every", "100"]
+COMMON = [
+    "--config",
+    "tiny",
+    "--device",
+    "cuda" if CUDA else "cpu",
+    "--tokens",
+    "256",
+    "--length",
+    "64",
+    "--lr",
+    "3e-3",
+    "--warmup",
+    "3",
+    "--every",
+    "100",
+]
 
 
 def run(*arguments, steps=12):
@@ -27,15 +42,20 @@ def resumes(folder, rank=0):
 
 def ranks(rank, world, folder):
     resumes(folder, rank)
-    results = {p + g: run("--precision", p, "--gather", g, steps=4) for p, g in (
-        ("fp8", "fp8"), ("fp8", "bf16"), ("bf16", "bf16"))}
+    results = {
+        p + g: run("--precision", p, "--gather", g, steps=4)
+        for p, g in (("fp8", "fp8"), ("fp8", "bf16"), ("bf16", "bf16"))
+    }
     losses = {name: result[0] for name, result in results.items()}
     assert losses["fp8fp8"] == losses["fp8bf16"], losses  # the gathered bytes are the same
     assert all(abs(a / b - 1) < 0.02 for a, b in zip(losses["fp8fp8"], losses["bf16bf16"])), losses
     wire = {name: result[1].wire for name, result in results.items()}
     # Forward and backward gather each linear weight; FP8 saves one byte of two, twice a step.
-    linear = sum(2 * s.numel() for s, state in zip(results["fp8fp8"][1].shards,
-                                                   results["fp8fp8"][1].states) if state)
+    linear = sum(
+        2 * s.numel()
+        for s, state in zip(results["fp8fp8"][1].shards, results["fp8fp8"][1].states)
+        if state
+    )
     assert wire["fp8bf16"] == wire["bf16bf16"], wire
     assert wire["fp8bf16"] - wire["fp8fp8"] == 4 * linear * (world - 1), (wire, linear)
 
@@ -45,15 +65,23 @@ class Train(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             resumes(folder)
             fp8, _ = run("--out", f"{folder}/fp8", steps=30)
-            bf16, _ = run("--precision", "bf16", "--out", f"{folder}/bf16", "--compare",
-                          f"{folder}/fp8.csv", steps=30)
+            bf16, _ = run(
+                "--precision",
+                "bf16",
+                "--out",
+                f"{folder}/bf16",
+                "--compare",
+                f"{folder}/fp8.csv",
+                steps=30,
+            )
             self.assertLess(fp8[-1], 0.75 * fp8[0])
             self.assertLess(abs(sum(fp8[-5:]) / sum(bf16[-5:]) - 1), 0.02)
             self.assertEqual(train_llama.read_csv(f"{folder}/fp8.csv"), fp8)
             with open(f"{folder}/bf16.svg") as file:
                 self.assertEqual(file.read().count("<polyline"), 2)
-            self.assertEqual(sorted(os.listdir(folder)),
-                             ["a.0", "bf16.csv", "bf16.svg", "fp8.csv", "fp8.svg"])
+            self.assertEqual(
+                sorted(os.listdir(folder)), ["a.0", "bf16.csv", "bf16.svg", "fp8.csv", "fp8.svg"]
+            )
 
     def test_two_ranks(self):
         if CUDA and torch.cuda.device_count() < 2:

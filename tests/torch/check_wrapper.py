@@ -1,4 +1,5 @@
-"""Fp8Weight in modules of one's own, checkpoints, compile, meta device; Fp8Mode and custom backwards."""
+"""Fp8Weight in modules of one's own, files, compile, meta; Fp8Mode and custom backwards."""
+
 import copy
 import io
 import unittest
@@ -9,7 +10,7 @@ from torch import nn
 
 import rig
 from rig import DEVICE, error, randn
-from fp8gen_torch import Fp8Weight, Fp8Mode, Recipe, fp8_linear, fp8_weights
+from fp8gen_torch import Fp8Weight, Fp8Mode, fp8_linear, fp8_weights
 
 
 class Custom(nn.Module):
@@ -54,7 +55,9 @@ class Wrapper(unittest.TestCase):
         self.assertIs(net.head.weight, net.embedding.weight)
         self.assertEqual(fp8_weights(made(), min_features=65), [])
         self.assertEqual(fp8_weights(made(), lambda name, p: p.shape[0] == 96), ["w_up"])
-        self.assertEqual([n for n, _ in net.named_parameters()], [n for n, _ in made().named_parameters()])
+        self.assertEqual(
+            [n for n, _ in net.named_parameters()], [n for n, _ in made().named_parameters()]
+        )
 
     def test_values(self):
         for dtype in (torch.bfloat16, torch.float32):
@@ -72,8 +75,12 @@ class Wrapper(unittest.TestCase):
                     for p, q in zip(net.parameters(), plain.parameters()):
                         p.add_(0.05 * (step + 1))
                         q.add_(0.05 * (step + 1))
-            self.assertTrue(torch.equal(F.linear(randn(3, 64, dtype=dtype), net.w_up),
-                                        fp8_linear(randn(3, 64, dtype=dtype), plain.w_up)))
+            self.assertTrue(
+                torch.equal(
+                    F.linear(randn(3, 64, dtype=dtype), net.w_up),
+                    fp8_linear(randn(3, 64, dtype=dtype), plain.w_up),
+                )
+            )
 
     def test_optimizer(self):
         for foreach in (False, True):
@@ -82,7 +89,9 @@ class Wrapper(unittest.TestCase):
             optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, foreach=foreach)
             losses = []
             for _ in range(8):
-                loss = F.cross_entropy(net(TOKENS).flatten(0, 1).float(), (TOKENS.flatten() * 7 + 3) % 50)
+                loss = F.cross_entropy(
+                    net(TOKENS).flatten(0, 1).float(), (TOKENS.flatten() * 7 + 3) % 50
+                )
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()

@@ -1,4 +1,5 @@
-"""What the tests of the PyTorch package share: device, random data, errors, ranks, the closing count."""
+"""What the tests of the PyTorch package share: device, data, errors, ranks, the count."""
+
 import logging
 import os
 import socket
@@ -8,7 +9,9 @@ import unittest
 
 import torch
 
-DEVICE = torch.device("cuda", 0) if os.environ.get("FP8_TEST_DEVICE") == "cuda" else torch.device("cpu")
+DEVICE = (
+    torch.device("cuda", 0) if os.environ.get("FP8_TEST_DEVICE") == "cuda" else torch.device("cpu")
+)
 CUDA = DEVICE.type == "cuda"
 logging.getLogger("fp8gen").setLevel(logging.ERROR)  # not every new shape of a test
 
@@ -32,8 +35,14 @@ def free_port():
 
 def _rank_main(rank, world, port, function, arguments):
     import torch.distributed as dist
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank),
-                      WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_RANK=str(rank),
+    )
     torch.set_num_threads(1)
     if CUDA:
         torch.cuda.set_device(rank)
@@ -54,8 +63,12 @@ def ranks(function, world, *arguments):
 
 
 def main():
-    result = unittest.main(exit=False, verbosity=int(os.environ.get("FP8_TEST_VERBOSE", "1"))).result
-    failed = len(result.failures) + len(result.errors)
+    result = unittest.main(
+        exit=False, verbosity=int(os.environ.get("FP8_TEST_VERBOSE", "1"))
+    ).result
+    failed = len(
+        {getattr(test, "test_case", test).id() for test, _ in result.failures + result.errors}
+    )
     for test, reason in result.skipped:
         print(f"skip: {test}: {reason}")
     print(f"[  PASSED  ] {result.testsRun - failed - len(result.skipped)} test(s).")

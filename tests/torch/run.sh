@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # run.sh FILE.py... - runs test files of this folder with a Python that has PyTorch.
 #
-# The interpreter is FP8_TEST_PYTHON, or python3. Exit code 77, with the reason, where PyTorch is not
-# installed; with FP8_TEST_REQUIRE=torch that is a failure. The libraries come from FP8_TEST_BUILD.
+# The interpreter is FP8_TEST_PYTHON, or python3. Exit code 77, with the reason, where PyTorch is
+# not installed; with FP8_TEST_REQUIRE=torch that is a failure. The libraries come from
+# FP8_TEST_BUILD.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${FP8_TEST_PYTHON:-python3}

@@ -1,13 +1,14 @@
 """The passes of a layer on torch tensors: one function each, with the C structs prepared.
 
-In: 2-D tensors as `matrix` makes them and operands as uint8 tensors; out: new tensors, or memory that
-the caller gave. Everything runs on the current stream. Knows nothing of autograd or of states.
+In: 2-D tensors as `matrix` makes them and operands as uint8 tensors; out: new tensors, or memory
+that the caller gave. Everything runs on the current stream. Knows nothing of autograd or of states.
 
-Not obvious: filling a dozen fields through ctypes costs more than the launch. A `Plan` (one layer, one
-number of tokens) therefore keeps structs with all that does not change, pointers between them included;
-a call takes one from the pool, sets addresses, and gives it back. Pops and appends of a list are atomic,
-and two threads never hold the same one.
+Not obvious: filling a dozen fields through ctypes costs more than the launch. A `Plan` (one layer,
+one number of tokens) therefore keeps structs with all that does not change, pointers between them
+included; a call takes one from the pool, sets addresses, and gives it back. Pops and appends of a
+list are atomic, and two threads never hold the same one.
 """
+
 import ctypes
 
 import torch
@@ -93,7 +94,11 @@ class Plan:
         context, call = self.context, prepared.call
         stream = context.stream()
         memory = context.workspace(stream, self.workspace_bytes)
-        call.workspace, call.workspace_bytes, call.stream = memory.data_ptr(), memory.numel(), stream
+        call.workspace, call.workspace_bytes, call.stream = (
+            memory.data_ptr(),
+            memory.numel(),
+            stream,
+        )
         status = function(self.handle, prepared.ref)
         if status:
             abi.check(status)
@@ -102,11 +107,18 @@ class Plan:
         """(y[*lead, N], saved or None); x[M,K] bf16, weight: bytes with `copies`, bias[N] bf16."""
         code = ("fprop", copies, save, bias is None)
         pool = self._pool(code)
-        p = pool.pop() if pool else _Prepared(
-            abi.FpropArgs, x=_tensor(self.m, self.k, torch.bfloat16), weight=self._w(copies),
-            y=_tensor(self.m, self.n, self.output),
-            bias=None if bias is None else _tensor(1, self.n, torch.bfloat16),
-            saved=_operand(0, 0, self.m, self.k, abi.TRANSPOSED) if save else None)
+        p = (
+            pool.pop()
+            if pool
+            else _Prepared(
+                abi.FpropArgs,
+                x=_tensor(self.m, self.k, torch.bfloat16),
+                weight=self._w(copies),
+                y=_tensor(self.m, self.n, self.output),
+                bias=None if bias is None else _tensor(1, self.n, torch.bfloat16),
+                saved=_operand(0, 0, self.m, self.k, abi.TRANSPOSED) if save else None,
+            )
+        )
         y = torch.empty((*lead, self.n), dtype=self.output, device=self.device)
         saved = None
         p.x.data, p.x.ld = x.data_ptr(), x.stride(0)
@@ -121,19 +133,25 @@ class Plan:
         return y, saved
 
     def backward(self, dy, saved, weight, copies, dw, dbias, lead):
-        """dx[*lead, K], or None without a weight; fills dw (or adds to it: (tensor, 1)) and dbias."""
+        """dx[*lead, K], or None without a weight; fills dw = (tensor, 1: add to it) and dbias."""
         dw, accumulate = dw
         want = (abi.ROW if weight is not None else 0) | (abi.TRANSPOSED if dw is not None else 0)
         code = ("backward", want, copies, dbias is None, accumulate, dw is None or dw.dtype)
         pool = self._pool(code)
-        p = pool.pop() if pool else _Prepared(
-            abi.BackwardArgs, dy=_tensor(self.m, self.n, torch.bfloat16),
-            saved=self._x() if dw is not None else None,
-            weight=self._w(copies) if weight is not None else None,
-            grad=_operand(0, 0, self.m, self.n, want or abi.ROW),
-            dbias=None if dbias is None else _tensor(1, self.n, torch.float32),
-            dw=None if dw is None else _tensor(self.n, self.k, dw.dtype),
-            dx=None if weight is None else _tensor(self.m, self.k, self.grad_input))
+        p = (
+            pool.pop()
+            if pool
+            else _Prepared(
+                abi.BackwardArgs,
+                dy=_tensor(self.m, self.n, torch.bfloat16),
+                saved=self._x() if dw is not None else None,
+                weight=self._w(copies) if weight is not None else None,
+                grad=_operand(0, 0, self.m, self.n, want or abi.ROW),
+                dbias=None if dbias is None else _tensor(1, self.n, torch.float32),
+                dw=None if dw is None else _tensor(self.n, self.k, dw.dtype),
+                dx=None if weight is None else _tensor(self.m, self.k, self.grad_input),
+            )
+        )
         dx = None
         p.args.accumulate = accumulate
         p.dy.data, p.dy.ld = dy.data_ptr(), dy.stride(0)
@@ -158,10 +176,16 @@ class Plan:
         """Bytes of dy's operand; fills dbias[N] fp32 if that is given."""
         copies = copies or abi.ROW
         pool = self._pool(("quantize_dy", copies, dbias is None))
-        p = pool.pop() if pool else _Prepared(
-            abi.QuantizeDyArgs, dy=_tensor(self.m, self.n, torch.bfloat16),
-            grad=_operand(0, 0, self.m, self.n, copies),
-            dbias=None if dbias is None else _tensor(1, self.n, torch.float32))
+        p = (
+            pool.pop()
+            if pool
+            else _Prepared(
+                abi.QuantizeDyArgs,
+                dy=_tensor(self.m, self.n, torch.bfloat16),
+                grad=_operand(0, 0, self.m, self.n, copies),
+                dbias=None if dbias is None else _tensor(1, self.n, torch.float32),
+            )
+        )
         grad = operand.memory(p.grad.bytes, self.device)
         p.args.copies = copies
         p.dy.data, p.dy.ld, p.grad.data = dy.data_ptr(), dy.stride(0), grad.data_ptr()
@@ -174,9 +198,16 @@ class Plan:
     def wgrad(self, saved, grad, copies, dw):
         """dw[N,K] of saved and of dy's operand, which has `copies`."""
         pool = self._pool(("wgrad", copies, dw.dtype))
-        p = pool.pop() if pool else _Prepared(
-            abi.WgradArgs, saved=self._x(), grad=self._dy(copies),
-            dw=_tensor(self.n, self.k, dw.dtype))
+        p = (
+            pool.pop()
+            if pool
+            else _Prepared(
+                abi.WgradArgs,
+                saved=self._x(),
+                grad=self._dy(copies),
+                dw=_tensor(self.n, self.k, dw.dtype),
+            )
+        )
         saved = operand.aligned(saved)
         p.saved.data, p.grad.data = saved.data_ptr(), grad.data_ptr()
         p.dw.data, p.dw.ld = dw.data_ptr(), dw.stride(0)
@@ -186,9 +217,16 @@ class Plan:
     def dgrad(self, grad, copies, weight, lead):
         """dx[*lead, K] of dy's operand, which has `copies`, and of a weight's transposed copy."""
         pool = self._pool(("dgrad", copies))
-        p = pool.pop() if pool else _Prepared(
-            abi.DgradArgs, grad=self._dy(copies), weight=self._w(abi.TRANSPOSED),
-            dx=_tensor(self.m, self.k, self.grad_input))
+        p = (
+            pool.pop()
+            if pool
+            else _Prepared(
+                abi.DgradArgs,
+                grad=self._dy(copies),
+                weight=self._w(abi.TRANSPOSED),
+                dx=_tensor(self.m, self.k, self.grad_input),
+            )
+        )
         dx = torch.empty((*lead, self.k), dtype=self.grad_input, device=self.device)
         p.grad.data, p.weight.data, p.dx.data = grad.data_ptr(), weight.data_ptr(), dx.data_ptr()
         self._run(_runtime.fp8_layer_dgrad, p)

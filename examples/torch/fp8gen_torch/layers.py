@@ -1,13 +1,14 @@
 """Layers of the runtime for the shapes and dtypes that turn up: described, made once, kept.
 
 A layer is asked for by what decides its kernels (features, dtypes, recipe, device). The runtime's
-context finds it in the user's cache or has libfp8gen make it (fp8gen_jit_provider): at the first use of
-a shape, or before the first step and collective by `prepare`. Contexts and layers live until the
-process ends: there are few of them and all threads share them. The runtime's messages go to the
+context finds it in the user's cache or has libfp8gen make it (fp8gen_jit_provider): at the first
+use of a shape, or before the first step and collective by `prepare`. Contexts and layers live until
+the process ends: there are few of them and all threads share them. The runtime's messages go to the
 logger "fp8gen".
 
 Must not know: autograd, modules, communicators.
 """
+
 import ctypes
 import dataclasses
 import logging
@@ -17,8 +18,14 @@ import torch
 
 from . import abi
 
-CODE = {torch.bfloat16: abi.BF16, torch.float32: abi.FP32, torch.float16: abi.FP16,
-        torch.float8_e4m3fn: abi.E4M3, torch.float8_e5m2: abi.E5M2, torch.uint8: abi.UINT8}
+CODE = {
+    torch.bfloat16: abi.BF16,
+    torch.float32: abi.FP32,
+    torch.float16: abi.FP16,
+    torch.float8_e4m3fn: abi.E4M3,
+    torch.float8_e5m2: abi.E5M2,
+    torch.uint8: abi.UINT8,
+}
 _SUMS = {"fast": 1, "split": 2}
 _MIN_TOKENS = 8192
 _logger = logging.getLogger("fp8gen")
@@ -33,10 +40,11 @@ def _log(_, level, message):
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How a layer is scaled and summed; the fields of a spec's recipe and accumulation."""
+
     name: str = "current"
     format: str = "hybrid"  # x and w E4M3, dy E5M2; "e4m3": all E4M3
     power_of_two: bool = False
-    fprop: str = "fast"     # accumulation of each product: "fast" or "split"
+    fprop: str = "fast"  # accumulation of each product: "fast" or "split"
     dgrad: str = "split"
     wgrad: str = "split"
 
@@ -48,25 +56,36 @@ class Recipe:
 @dataclasses.dataclass(frozen=True)
 class Key:
     """What decides the kernels of a layer."""
+
     out_features: int
     in_features: int
     bias: bool
-    weight: torch.dtype       # bf16 or fp32
-    output: torch.dtype       # of y
-    grad_input: torch.dtype   # of dx
+    weight: torch.dtype  # bf16 or fp32
+    output: torch.dtype  # of y
+    grad_input: torch.dtype  # of dx
     grad_weight: torch.dtype  # of dw
     recipe: Recipe
-    device: int               # CUDA ordinal, or -1: the host
+    device: int  # CUDA ordinal, or -1: the host
 
     def description(self, tokens):
         recipe = self.recipe
         return abi.LayerDescription(
-            size=ctypes.sizeof(abi.LayerDescription), has_bias=self.bias,
-            in_features=self.in_features, out_features=self.out_features, max_tokens=tokens,
-            w_dtype=CODE[self.weight], y_dtype=CODE[self.output], dx_dtype=CODE[self.grad_input],
-            dw_dtype=CODE[self.grad_weight], fprop=_SUMS[recipe.fprop], dgrad=_SUMS[recipe.dgrad],
-            wgrad=_SUMS[recipe.wgrad], power_of_two=recipe.power_of_two,
-            recipe=recipe.name.encode(), format=recipe.format.encode())
+            size=ctypes.sizeof(abi.LayerDescription),
+            has_bias=self.bias,
+            in_features=self.in_features,
+            out_features=self.out_features,
+            max_tokens=tokens,
+            w_dtype=CODE[self.weight],
+            y_dtype=CODE[self.output],
+            dx_dtype=CODE[self.grad_input],
+            dw_dtype=CODE[self.grad_weight],
+            fprop=_SUMS[recipe.fprop],
+            dgrad=_SUMS[recipe.dgrad],
+            wgrad=_SUMS[recipe.wgrad],
+            power_of_two=recipe.power_of_two,
+            recipe=recipe.name.encode(),
+            format=recipe.format.encode(),
+        )
 
 
 def device_index(device):
@@ -87,8 +106,11 @@ class Context:
         self.device = torch.device("cpu") if index == abi.HOST else torch.device("cuda", index)
         self.handle = ctypes.c_void_p()
         abi.check(abi.runtime.fp8_context_create(options, self.handle))
-        abi.check(abi.runtime.fp8_context_set_provider(
-            self.handle, abi.generator().fp8gen_jit_provider, None))
+        abi.check(
+            abi.runtime.fp8_context_set_provider(
+                self.handle, abi.generator().fp8gen_jit_provider, None
+            )
+        )
         info = abi.DeviceInfo(size=ctypes.sizeof(abi.DeviceInfo))
         abi.check(abi.runtime.fp8_context_info(self.handle, info))
         self.cublaslt_version = info.cublaslt_version
@@ -121,7 +143,9 @@ class Layer:
     def __init__(self, context, key, tokens):
         self.context, self.key, self.max_tokens = context, key, tokens
         self.handle = ctypes.c_void_p()
-        abi.check(abi.runtime.fp8_context_layer(context.handle, key.description(tokens), self.handle))
+        abi.check(
+            abi.runtime.fp8_context_layer(context.handle, key.description(tokens), self.handle)
+        )
         self.plans = {}  # by the number of tokens; calls.py makes them
 
     def workspace_bytes(self, tokens):
@@ -133,7 +157,9 @@ class Layer:
         """What a pass would run for so many tokens: backend, kernel, dtype, reason, launches."""
         out = abi.Dispatch(size=ctypes.sizeof(abi.Dispatch))
         abi.check(abi.runtime.fp8_layer_dispatch(self.handle, which, tokens, out))
-        words = {name: getattr(out, name).decode() for name in ("backend", "kernel", "dtype", "reason")}
+        words = {
+            name: getattr(out, name).decode() for name in ("backend", "kernel", "dtype", "reason")
+        }
         return dict(words, launches=out.launches)
 
 
@@ -164,17 +190,29 @@ def layer_of(key, tokens):
     return layer
 
 
-def prepare(shapes, tokens, device, recipe=Recipe(), weight=torch.bfloat16, output=torch.bfloat16,
-            grad_input=torch.bfloat16, grad_weight=torch.bfloat16):
-    """Makes the layers of all shapes (N, K, has bias), several at a time; before the first collective.
+def prepare(
+    shapes,
+    tokens,
+    device,
+    recipe=Recipe(),
+    weight=torch.bfloat16,
+    output=torch.bfloat16,
+    grad_input=torch.bfloat16,
+    grad_weight=torch.bfloat16,
+):
+    """Makes the layers of all shapes (N, K, has bias) at once; before the first collective.
 
     tokens: the most of one call. grad_weight: fp32 where weights have an fp32 main_grad.
     """
     index = device_index(torch.device(device))
-    keys = [Key(n, k, bool(bias), weight, output, grad_input, grad_weight, recipe, index)
-            for n, k, bias in shapes]
+    keys = [
+        Key(n, k, bool(bias), weight, output, grad_input, grad_weight, recipe, index)
+        for n, k, bias in shapes
+    ]
     context = context_of(index)
-    descriptions = (abi.LayerDescription * len(keys))(*(k.description(_limit(tokens)) for k in keys))
+    descriptions = (abi.LayerDescription * len(keys))(
+        *(k.description(_limit(tokens)) for k in keys)
+    )
     abi.check(abi.runtime.fp8_context_prepare(context.handle, descriptions, len(keys)))
     for key in keys:
         layer_of(key, tokens)

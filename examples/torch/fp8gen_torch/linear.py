@@ -3,14 +3,15 @@
     y = fp8_linear(x, weight, bias, state)
 
 x has any rank and stride; dtypes and autocast are treated as F.linear treats them. What is kept for
-backward is x's transposed FP8 copy and its scales: half of what bf16 keeps. A `State` belongs to one
-weight and keeps its FP8 copies, made once for every version of the weight.
+backward is x's transposed FP8 copy and its scales: half of what bf16 keeps. A `State` belongs to
+one weight and keeps its FP8 copies, made once for every version of the weight.
 
 Two ways lead to the same C calls: an autograd.Function for eager mode (cheap on the host), and
 torch.library operators with fake kernels wherever something traces (torch.compile, export, meta
 tensors, dispatch modes). The operators are pure functions of their tensors; the state that they are
 given by number only remembers the weight's copies.
 """
+
 from typing import Optional, Tuple
 
 import torch
@@ -22,7 +23,7 @@ from .calls import matrix
 from .layers import Recipe
 from .states import State, check, state_of
 
-# ---- forward and backward of one call ---------------------------------------------------------------
+# ---- forward and backward of one call ------------------------------------------------------------
 
 
 def _forward(state, plan, x, weight, bias, y_dtype, save, want_dx):
@@ -78,8 +79,16 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy):
         saved, weight = ctx.saved_tensors
-        dx, dw, dbias = _backward(ctx.state, ctx.plan, dy, saved, weight, ctx.like,
-                                  ctx.needs_input_grad[:3], ctx.main_grad)
+        dx, dw, dbias = _backward(
+            ctx.state,
+            ctx.plan,
+            dy,
+            saved,
+            weight,
+            ctx.like,
+            ctx.needs_input_grad[:3],
+            ctx.main_grad,
+        )
         if dbias is not None:
             dbias = dbias.to(ctx.bias_dtype)
         if ctx.main_grad is not None:
@@ -87,13 +96,21 @@ class _Linear(torch.autograd.Function):
         return dx, dw, dbias, None, None, None, None, None
 
 
-# ---- operators for what traces ----------------------------------------------------------------------
+# ---- operators for what traces -------------------------------------------------------------------
 
 
 @torch.library.custom_op("fp8gen::linear", mutates_args=())
-def _linear_op(x: Tensor, weight: Tensor, bias: Optional[Tensor], main_grad: Optional[Tensor],
-               state: int, y_dtype: torch.dtype, dw_dtype: torch.dtype, save: bool,
-               want_dx: bool) -> Tuple[Tensor, Tensor]:
+def _linear_op(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    main_grad: Optional[Tensor],
+    state: int,
+    y_dtype: torch.dtype,
+    dw_dtype: torch.dtype,
+    save: bool,
+    want_dx: bool,
+) -> Tuple[Tensor, Tensor]:
     state = State.by_number(state)
     plan = state.plan(x, weight, bias, y_dtype, dw_dtype)
     y, saved = _forward(state, plan, x, weight, bias, y_dtype, save, want_dx)
@@ -120,39 +137,59 @@ def _backward_op(dy, saved, weight, main_grad, state, x_dtype, y_dtype, dw_dtype
 def _backward_fake(dy, saved, weight, main_grad, state, x_dtype, y_dtype, dw_dtype, has_bias, want):
     n, k = weight.shape
     dx = dy.new_empty(*dy.shape[:-1], k, dtype=x_dtype) if want & 1 else dy.new_empty(0)
-    dw = (dy.new_empty(n, k, dtype=dw_dtype) if want & 2 and main_grad is None
-          else dy.new_empty(0))
+    dw = dy.new_empty(n, k, dtype=dw_dtype) if want & 2 and main_grad is None else dy.new_empty(0)
     dbias = dy.new_empty(n, dtype=torch.float32) if want & 4 else dy.new_empty(0)
     return [dx, dw, dbias]
 
 
 @torch.library.custom_op("fp8gen::linear_backward", mutates_args=())
-def _grad_op(dy: Tensor, saved: Tensor, weight: Tensor, state: int, x_dtype: torch.dtype,
-             y_dtype: torch.dtype, dw_dtype: torch.dtype, has_bias: bool,
-             want: int) -> Tuple[Tensor, Tensor, Tensor]:
-    return tuple(_backward_op(dy, saved, weight, None, state, x_dtype, y_dtype, dw_dtype, has_bias,
-                              want))
+def _grad_op(
+    dy: Tensor,
+    saved: Tensor,
+    weight: Tensor,
+    state: int,
+    x_dtype: torch.dtype,
+    y_dtype: torch.dtype,
+    dw_dtype: torch.dtype,
+    has_bias: bool,
+    want: int,
+) -> Tuple[Tensor, Tensor, Tensor]:
+    return tuple(
+        _backward_op(dy, saved, weight, None, state, x_dtype, y_dtype, dw_dtype, has_bias, want)
+    )
 
 
 @_grad_op.register_fake
 def _(dy, saved, weight, state, x_dtype, y_dtype, dw_dtype, has_bias, want):
-    return tuple(_backward_fake(dy, saved, weight, None, state, x_dtype, y_dtype, dw_dtype,
-                                has_bias, want))
+    return tuple(
+        _backward_fake(dy, saved, weight, None, state, x_dtype, y_dtype, dw_dtype, has_bias, want)
+    )
 
 
 @torch.library.custom_op("fp8gen::linear_backward_add", mutates_args=("main_grad",))
-def _grad_add_op(dy: Tensor, saved: Tensor, weight: Tensor, main_grad: Tensor, state: int,
-                 x_dtype: torch.dtype, y_dtype: torch.dtype, dw_dtype: torch.dtype, has_bias: bool,
-                 want: int) -> Tuple[Tensor, Tensor]:
-    dx, _, dbias = _backward_op(dy, saved, weight, main_grad, state, x_dtype, y_dtype, dw_dtype,
-                                has_bias, want)
+def _grad_add_op(
+    dy: Tensor,
+    saved: Tensor,
+    weight: Tensor,
+    main_grad: Tensor,
+    state: int,
+    x_dtype: torch.dtype,
+    y_dtype: torch.dtype,
+    dw_dtype: torch.dtype,
+    has_bias: bool,
+    want: int,
+) -> Tuple[Tensor, Tensor]:
+    dx, _, dbias = _backward_op(
+        dy, saved, weight, main_grad, state, x_dtype, y_dtype, dw_dtype, has_bias, want
+    )
     return dx, dbias
 
 
 @_grad_add_op.register_fake
 def _(dy, saved, weight, main_grad, state, x_dtype, y_dtype, dw_dtype, has_bias, want):
-    dx, _, dbias = _backward_fake(dy, saved, weight, main_grad, state, x_dtype, y_dtype, dw_dtype,
-                                  has_bias, want)
+    dx, _, dbias = _backward_fake(
+        dy, saved, weight, main_grad, state, x_dtype, y_dtype, dw_dtype, has_bias, want
+    )
     return dx, dbias
 
 
@@ -175,14 +212,23 @@ def _op_backward(ctx, dy, _):
         dw = None
     else:
         dx, dw, dbias = _grad_op(dy, saved, weight, ctx.number, *ctx.like, want)
-    return (dx if want_dx else None, dw if want_dw else None,
-            dbias.to(ctx.bias_dtype) if want_dbias else None, None, None, None, None, None, None)
+    return (
+        dx if want_dx else None,
+        dw if want_dw else None,
+        dbias.to(ctx.bias_dtype) if want_dbias else None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 _linear_op.register_autograd(_op_backward, setup_context=_setup)
 
 
-# ---- the function -----------------------------------------------------------------------------------
+# ---- the function --------------------------------------------------------------------------------
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -199,9 +245,10 @@ def fp8_linear(x, weight, bias=None, state=None):
     """y[..., N] = x[..., K] weight[N, K]^T + bias[N], with all three products in FP8.
 
     state: a `State`, kept by the caller for this weight; None: the one that the weight carries.
-    Output dtype, autocast and gradient dtypes are F.linear's. A weight with an fp32 or bf16 attribute
-    `main_grad` gets its gradient added there, in the product's epilogue; its .grad stays None and
-    `weight.grad_added_to_main_grad` is set. A failed call raises Fp8Error; nothing falls back.
+    Output dtype, autocast and gradient dtypes are F.linear's. A weight with an fp32 or bf16
+    attribute `main_grad` gets its gradient added there, in the product's epilogue; its .grad stays
+    None and `weight.grad_added_to_main_grad` is set. A failed call raises Fp8Error; nothing falls
+    back.
     """
     if state is None:
         state = state_of(weight)
@@ -209,15 +256,29 @@ def fp8_linear(x, weight, bias=None, state=None):
     main_grad = getattr(weight, "main_grad", None)
     dw_dtype = weight.dtype if main_grad is None else main_grad.dtype
     grad = torch.is_grad_enabled()
-    if (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-            or type(x) not in _PLAIN or x.is_meta
-            or not (type(weight) in _PLAIN or hasattr(weight, "fp8_state"))):
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or type(x) not in _PLAIN
+        or x.is_meta
+        or not (type(weight) in _PLAIN or hasattr(weight, "fp8_state"))
+    ):
         check(x, weight, bias)
-        return _linear_op(x, weight, bias, main_grad, state.number, y_dtype, dw_dtype,
-                          grad and weight.requires_grad, grad and x.requires_grad)[0]
+        return _linear_op(
+            x,
+            weight,
+            bias,
+            main_grad,
+            state.number,
+            y_dtype,
+            dw_dtype,
+            grad and weight.requires_grad,
+            grad and x.requires_grad,
+        )[0]
     plan = state.plan(x, weight, bias, y_dtype, dw_dtype)
-    if grad and (x.requires_grad or weight.requires_grad
-                 or (bias is not None and bias.requires_grad)):
+    if grad and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
         return _Linear.apply(x, weight, bias, state, plan, y_dtype, dw_dtype, main_grad)
     return _forward(state, plan, x, weight, bias, y_dtype, False, False)[0]
 

@@ -5,8 +5,10 @@
 Everything but the bytes follows from role, rows, cols and copies, so that only the tensor travels
 through autograd, checkpointing and torch.compile; `struct` makes the C struct again when needed.
 Also here, until the C API has calls for them: quantising with an amax that several ranks share, and
-putting an operand together from gathered rows. Both are bit-equal to the runtime's own quantisation.
+putting an operand together from gathered rows. Both are bit-equal to the runtime's own
+quantisation.
 """
+
 import ctypes
 
 import torch
@@ -60,23 +62,25 @@ _SIZE = ctypes.sizeof(abi.Operand)
 
 def filled(data, role, dtype, rows, cols, copies, version=0):
     """The C struct of a filled operand."""
-    return abi.Operand(_SIZE, role, data.data_ptr(), data.numel(), dtype, copies, rows, cols, version)
+    return abi.Operand(
+        _SIZE, role, data.data_ptr(), data.numel(), dtype, copies, rows, cols, version
+    )
 
 
 def row_view(data, rows, cols):
     """The row copy [rows, padded cols] of an operand that has one."""
     ld = _up(cols, 128)
-    return data[HEADER:HEADER + rows * ld].view(rows, ld)
+    return data[HEADER : HEADER + rows * ld].view(rows, ld)
 
 
 def transposed_view(data, rows, cols, copies):
     """The transposed copy [cols, padded rows] of an operand that has one."""
     start = HEADER + (copy_bytes(rows, cols) if copies & abi.ROW else 0)
     ld = _up(rows, 128)
-    return data[start:start + cols * ld].view(cols, ld)
+    return data[start : start + cols * ld].view(cols, ld)
 
 
-# ---- quantise with a given amax; assemble from rows -------------------------------------------------
+# ---- quantise with a given amax; assemble from rows ----------------------------------------------
 
 
 def amax_of(tensor):
@@ -91,7 +95,9 @@ def scales_of(amax, dtype=abi.E4M3, power_of_two=False):
     """(scale, scale_inv) of an amax, as recipe `current` defines them."""
     largest = torch.finfo(torch.float32).max
     limit = torch.full_like(amax, _FORMATS[dtype][1])
-    scale = (limit / amax).clamp(max=largest)  # a Python number / tensor would be its reciprocal times it
+    scale = (limit / amax).clamp(
+        max=largest
+    )  # a Python number / tensor would be its reciprocal times it
     scale = torch.where(amax > 0, scale, torch.ones_like(scale))
     if power_of_two:
         scale = (scale.view(torch.int32) & 0x7F800000).view(torch.float32)

@@ -5,9 +5,10 @@ the step of any torch.optim optimizer counts as one, and `weights_changed()` tel
 (`weight.data.copy_()` by somebody's own optimizer). Nothing is keyed by address: a weak reference
 pins the identity of the storage.
 
-CUDA graphs: under capture every forward quantises, so that a replay follows the weight; the bytes stay
-where they are. Once a graph has written them, eager calls quantise every time.
+CUDA graphs: under capture every forward quantises, so that a replay follows the weight; the bytes
+stay where they are. Once a graph has written them, eager calls quantise every time.
 """
+
 import itertools
 import threading
 import weakref
@@ -29,7 +30,7 @@ _epoch = 0
 
 
 def weights_changed():
-    """Tells all states that weights were written behind torch's version counters (`w.data.copy_`)."""
+    """Tells that weights were written behind torch's version counters (`w.data.copy_`)."""
     global _epoch
     _epoch += 1
 
@@ -43,6 +44,7 @@ register_optimizer_step_post_hook(lambda *_: weights_changed())
 
 class Identity:
     """One version of one tensor's memory, seen in one way."""
+
     __slots__ = ("storage", "seen")
 
     def __init__(self, tensor):
@@ -50,8 +52,12 @@ class Identity:
         self.seen = None if tensor.is_inference() else _seen(tensor)  # which has no versions
 
     def is_of(self, tensor):
-        return (self.seen is not None and not tensor.is_inference() and self.seen == _seen(tensor)
-                and self.storage.cdata == tensor.untyped_storage()._cdata)
+        return (
+            self.seen is not None
+            and not tensor.is_inference()
+            and self.seen == _seen(tensor)
+            and self.storage.cdata == tensor.untyped_storage()._cdata
+        )
 
     def same_memory(self, tensor):
         return self.storage.cdata == tensor.untyped_storage()._cdata
@@ -64,8 +70,8 @@ def _seen(tensor):
 class State:
     """What fp8_linear keeps for one weight: the recipe and the weight's FP8 copies.
 
-    keep=False makes the copies anew in forward (row) and in backward (transposed) and keeps neither:
-    for weights that are gathered for one call and given back.
+    keep=False makes the copies anew in forward (row) and in backward (transposed) and keeps
+    neither: for weights that are gathered for one call and given back.
     """
 
     def __init__(self, recipe=Recipe(), keep=True):
@@ -73,8 +79,8 @@ class State:
         self.number = next(_numbers)
         _states[self.number] = self
         self._plans = {}
-        # (operand's bytes, copies, Identity of the weight they were made from, stream); one tuple, so
-        # that threads see all of it or nothing.
+        # (operand's bytes, copies, Identity of the weight they were made from, stream); one tuple,
+        # so that threads see all of it or nothing.
         self._kept = None
         self._captured = False  # a graph has written the bytes: only graphs may trust them
 
@@ -88,23 +94,38 @@ class State:
 
     def plan(self, x, weight, bias, y_dtype, dw_dtype):
         """The checked Plan of a call."""
-        short = (x.shape, x.dtype, x.device, weight.shape, weight.dtype, weight.device,
-                 bias if bias is None else (bias.shape, bias.dtype, bias.device), y_dtype, dw_dtype)
+        short = (
+            x.shape,
+            x.dtype,
+            x.device,
+            weight.shape,
+            weight.dtype,
+            weight.device,
+            bias if bias is None else (bias.shape, bias.dtype, bias.device),
+            y_dtype,
+            dw_dtype,
+        )
         plan = self._plans.get(short)
         if plan is None:
             check(x, weight, bias)
             if len(self._plans) > 1024:
                 self._plans.clear()
             plan = self._plans[short] = self.plan_of(
-                x.numel() // x.shape[-1], x.device, weight.shape, weight.dtype,
-                (x.dtype, y_dtype, dw_dtype, bias is not None))
+                x.numel() // x.shape[-1],
+                x.device,
+                weight.shape,
+                weight.dtype,
+                (x.dtype, y_dtype, dw_dtype, bias is not None),
+            )
         return plan
 
     def plan_of(self, m, device, shape, w_dtype, like):
         """The Plan for m tokens; like: (x's dtype, y's dtype, dw's dtype, has bias)."""
         x_dtype, y_dtype, dw_dtype, bias = like
         dtypes = (d if d in _IO else torch.float32 for d in (w_dtype, y_dtype, x_dtype, dw_dtype))
-        return plan_of(layer_of(Key(*shape, bias, *dtypes, self.recipe, device_index(device)), m), m)
+        return plan_of(
+            layer_of(Key(*shape, bias, *dtypes, self.recipe, device_index(device)), m), m
+        )
 
     def weight(self, plan, weight, copies, forward):
         """(bytes, copies) of the weight's operand, quantised when it has changed."""
@@ -118,12 +139,15 @@ class State:
         stream = context.stream()
         capturing = context.capturing(stream)
         kept = self._kept
-        if kept is not None and kept[1] & copies == copies and (
-                not forward if capturing else not self._captured) and kept[2].is_of(weight):
+        if (
+            kept is not None
+            and kept[1] & copies == copies
+            and (not forward if capturing else not self._captured)
+            and kept[2].is_of(weight)
+        ):
             data, copies, _, made_on = kept
             if stream != made_on and not capturing:
-                torch.cuda.current_stream(plan.device).wait_stream(
-                    torch.cuda.ExternalStream(made_on, device=plan.device))
+                _wait_for(made_on, plan.device)
             return data, copies
         with _quantizing:
             return self._quantize(plan, weight, copies, stream, capturing)
@@ -138,13 +162,27 @@ class State:
         return data, copies
 
 
+def _wait_for(stream, device):
+    """The current stream waits for all that was enqueued on another one."""
+    other = (
+        torch.cuda.ExternalStream(stream, device=device)
+        if stream
+        else torch.cuda.default_stream(device)
+    )
+    torch.cuda.current_stream(device).wait_stream(other)
+
+
 def check(x, weight, bias):
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
-        raise RuntimeError(f"fp8_linear: x is {tuple(x.shape)} and weight {tuple(weight.shape)}; "
-                           "x's last dim must be the weight's second of two")
+        raise RuntimeError(
+            f"fp8_linear: x is {tuple(x.shape)} and weight {tuple(weight.shape)}; "
+            "x's last dim must be the weight's second of two"
+        )
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise RuntimeError(f"fp8_linear: bias is {tuple(bias.shape)}, but the weight has "
-                           f"{weight.shape[0]} rows")
+        raise RuntimeError(
+            f"fp8_linear: bias is {tuple(bias.shape)}, but the weight has "
+            f"{weight.shape[0]} rows"
+        )
     for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.dtype not in _INPUTS:
             raise TypeError(f"fp8_linear: {name} is {tensor.dtype}; it takes bf16, fp32 and fp16")

@@ -9,14 +9,16 @@ The communicator is what weight-parallel frameworks define, any object with
     output_hook(tensor, async_op=False), grad_output_hook(tensor, async_op=False)   both optional,
         -> tensor or (tensor, handle): what is done to y, and to dy before backward reads it
 
-A full tensor that weight_hook returns may be cached by its owner: it is read, never written. Backward
-gathers again, computes wgrad first, starts its reduce-scatter and hides it behind dgrad.
+A full tensor that weight_hook returns may be cached by its owner: it is read, never written.
+Backward gathers again, computes wgrad first, starts its reduce-scatter and hides it behind dgrad.
 
-fp8_gather=True gathers FP8 instead of bf16: the shard is quantised with the amax of the whole weight
-(communicator.amax_hook(amax), one all-reduce(max), or the amax that precompute_amax left), and
-weight_hook sees uint8 rows: half the bytes on the wire. The gathered bytes are those of the unsharded
-weight, bit for bit. Shards are rows; where N does not divide, they are padded to equal ones.
+fp8_gather=True gathers FP8 instead of bf16: the shard is quantised with the amax of the whole
+weight (communicator.amax_hook(amax), one all-reduce(max), or the amax that precompute_amax left),
+and weight_hook sees uint8 rows: half the bytes on the wire. The gathered bytes are those of the
+unsharded weight, bit for bit. Shards are rows; where N does not divide, they are padded to equal
+ones.
 """
+
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
@@ -40,9 +42,9 @@ class Communicator:
     def shard(self, full):
         """This rank's rows of a full tensor, padded with zeros to ceil(rows / ranks)."""
         rows = -(-full.shape[0] // self.world)
-        mine = full[self.rank * rows:(self.rank + 1) * rows]
+        mine = full[self.rank * rows : (self.rank + 1) * rows]
         shard = full.new_zeros(rows, *full.shape[1:])
-        shard[:mine.shape[0]] = mine
+        shard[: mine.shape[0]] = mine
         return shard
 
     def weight_hook(self, tensor, async_op=False, module=None, is_bias=False):
@@ -55,17 +57,20 @@ class Communicator:
         rows = -(-tensor.shape[0] // self.world)
         if rows * self.world != tensor.shape[0]:
             padded = tensor.new_zeros(rows * self.world, *tensor.shape[1:])
-            padded[:tensor.shape[0]] = tensor
+            padded[: tensor.shape[0]] = tensor
             tensor = padded
         shard = tensor.new_empty(rows, *tensor.shape[1:])
         self._count(tensor)
         reduce_op = reduce_op or self.reduce_op
-        if dist.get_backend(self.group) == "gloo":  # has no average, and in places no reduce-scatter
+        if (
+            dist.get_backend(self.group) == "gloo"
+        ):  # has no average, and in places no reduce-scatter
             dist.all_reduce(tensor, group=self.group)
-            shard.copy_(tensor[self.rank * rows:(self.rank + 1) * rows])
+            shard.copy_(tensor[self.rank * rows : (self.rank + 1) * rows])
             return (shard / self.world if reduce_op == dist.ReduceOp.AVG else shard), None
-        handle = dist.reduce_scatter_tensor(shard, tensor, op=reduce_op, group=self.group,
-                                            async_op=async_op)
+        handle = dist.reduce_scatter_tensor(
+            shard, tensor, op=reduce_op, group=self.group, async_op=async_op
+        )
         return shard, handle
 
     def amax_hook(self, amax):
@@ -82,9 +87,9 @@ class ShardState(State):
     def __init__(self, out_features, recipe=Recipe(), fp8_gather=False):
         super().__init__(recipe, keep=False)
         self.out_features, self.fp8_gather = out_features, fp8_gather
-        self.amax = None     # of the whole weight, and the shard that it belongs to
+        self.amax = None  # of the whole weight, and the shard that it belongs to
         self._amax_of = None
-        self._rows = None    # (Identity, header, uint8 rows) of the shard
+        self._rows = None  # (Identity, header, uint8 rows) of the shard
 
     def __reduce__(self):
         return ShardState, (self.out_features, self.recipe, self.fp8_gather)
@@ -104,7 +109,7 @@ class ShardState(State):
 
 
 def precompute_amax(weights, states, communicator):
-    """One all-reduce for the amaxes of all weights; call it after the optimizer's step, on all ranks."""
+    """One all-reduce for the amaxes of all weights; after the optimizer's step, on all ranks."""
     if not weights:
         return
     amaxes = communicator.amax_hook(torch.stack([operand.amax_of(w) for w in weights]))
@@ -119,7 +124,7 @@ def _gathered(plan, state, weight, communicator, module, copies):
         full = communicator.weight_hook(rows, module=module)
         return operand.assemble(full, header, plan.n, plan.k, copies)
     full = communicator.weight_hook(weight.detach(), module=module)
-    return quantize_weight(plan, full[:plan.n], copies)
+    return quantize_weight(plan, full[: plan.n], copies)
 
 
 def _hooked(communicator, name, tensor):
@@ -144,10 +149,17 @@ class _WeightParallel(torch.autograd.Function):
     def forward(ctx, x, weight, bias, communicator, state, module, y_dtype, main_grad):
         n, k = state.out_features, x.shape[-1]
         if weight.dim() != 2 or weight.shape[1] != k:
-            raise RuntimeError(f"weight_parallel_linear: x is {tuple(x.shape)} and the weight's shard "
-                               f"{tuple(weight.shape)}; x's last dim must be the shard's second of two")
+            raise RuntimeError(
+                f"weight_parallel_linear: x is {tuple(x.shape)} and the weight's shard "
+                f"{tuple(weight.shape)}; x's last dim must be the shard's second of two"
+            )
         save = ctx.needs_input_grad[1]
-        like = x.dtype, y_dtype, weight.dtype if main_grad is None else main_grad.dtype, bias is not None
+        like = (
+            x.dtype,
+            y_dtype,
+            weight.dtype if main_grad is None else main_grad.dtype,
+            bias is not None,
+        )
         plan = state.plan_of(x.numel() // k, x.device, (n, k), weight.dtype, like)
         full = _gathered(plan, state, weight, communicator, module, abi.ROW)
         if bias is not None:
@@ -180,8 +192,9 @@ class _WeightParallel(torch.autograd.Function):
             plan.wgrad(saved, grad, copies, dw)
             dw, handle = communicator.grad_hook(dw, async_op=True, module=module)
         if want_dbias:
-            dbias, bias_handle = communicator.grad_hook(dbias.to(ctx.bias_dtype), async_op=True,
-                                                        module=module, is_bias=True)
+            dbias, bias_handle = communicator.grad_hook(
+                dbias.to(ctx.bias_dtype), async_op=True, module=module, is_bias=True
+            )
         if want_dx:
             dx = plan.dgrad(grad, copies, full, ctx.x_shape[:-1]).to(ctx.x_dtype)
         _wait(handle)
@@ -195,10 +208,12 @@ class _WeightParallel(torch.autograd.Function):
 
 
 def weight_parallel_linear(x, weight, bias, communicator, state, module=None):
-    """y = x W^T + b, where weight and bias are this rank's rows of W and b; see the module's docstring.
+    """y = x W^T + b, where weight and bias are this rank's rows of W and b; see the file's head.
 
-    state: a ShardState of this weight. Gradients come back as shards, or are added to weight.main_grad.
+    state: a ShardState of this weight. Gradients come back as shards, or are added to
+    weight.main_grad.
     """
     main_grad = getattr(weight, "main_grad", None)
-    return _WeightParallel.apply(x, weight, bias, communicator, state, module, output_dtype(x),
-                                 main_grad)
+    return _WeightParallel.apply(
+        x, weight, bias, communicator, state, module, output_dtype(x), main_grad
+    )

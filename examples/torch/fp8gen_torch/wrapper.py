@@ -1,4 +1,4 @@
-"""FP8 without swapping modules: weights that turn F.linear on them into FP8, and FSDP2 that gathers FP8.
+"""FP8 without swapping modules: weights whose F.linear is FP8, and FSDP2 that gathers FP8.
 
     fp8_weights(model, match=..., min_features=...)   wraps the weights of any modules, in place
     with Fp8Mode(min_features=...): ...               or: every F.linear and 2-D matmul inside
@@ -6,12 +6,14 @@
 `Fp8Weight` is a tensor subclass around the high-precision weight: all operators see that one, only
 F.linear goes to fp8_linear. It implements FSDP2's all-gather extension: the shard is quantised with
 the amax of the whole weight and FSDP2 gathers the FP8 bytes; the unsharded parameter is then a
-`GatheredWeight`. The amax takes one all-reduce a weight, or, after `precompute_scales(model)` behind
-the optimizer's step, one for the whole model.
+`GatheredWeight`. The amax takes one all-reduce a weight, or, after `precompute_scales(model)`
+behind the optimizer's step, one for the whole model.
 
-Not obvious: an in-place operator on the wrapper runs on the inner tensor below autograd, where torch
-does not count versions; it is counted here, so that the FP8 copies of a changed weight are remade.
+Not obvious: an in-place operator on the wrapper runs on the inner tensor below autograd, where
+torch does not count versions; it is counted here, so that the FP8 copies of a changed weight are
+remade.
 """
+
 import copy
 import re
 
@@ -31,21 +33,30 @@ _aten = torch.ops.aten
 # Operators after which the result is a weight again; what FSDP2 and modules do with parameters.
 _SAME = {_aten.detach.default, _aten.alias.default}  # the same weight by another name
 _PART = {  # its memory, or what FSDP2 puts a shard into
-    _aten.view.default, _aten.as_strided.default, _aten.slice.Tensor, _aten.split.Tensor,
+    _aten.view.default,
+    _aten.as_strided.default,
+    _aten.slice.Tensor,
+    _aten.split.Tensor,
     _aten.new_zeros.default,
 }
-_OTHER = {_aten.clone.default, _aten.empty_like.default, _aten.new_empty.default,
-          _aten._to_copy.default, _aten._pin_memory.default}
+_OTHER = {
+    _aten.clone.default,
+    _aten.empty_like.default,
+    _aten.new_empty.default,
+    _aten._to_copy.default,
+    _aten._pin_memory.default,
+}
 _KEEP = _SAME | _PART | _OTHER
 
 
 class _Amax:
     """The amax of a whole sharded weight while it is known: until the shard is written, or a step.
 
-    FSDP2 replaces uneven shards by padded copies at its first forward, on some ranks only; whether an
-    all-reduce is needed must be the same on all. So those copies share this object, and writing them
-    does not count as writing the shard.
+    FSDP2 replaces uneven shards by padded copies at its first forward, on some ranks only; whether
+    an all-reduce is needed must be the same on all. So those copies share this object, and writing
+    them does not count as writing the shard.
     """
+
     __slots__ = ("value", "epoch", "shard")
 
     def __init__(self):
@@ -89,9 +100,15 @@ class Fp8Weight(_Wrapper):
     @staticmethod
     def __new__(cls, data, recipe=Recipe(), state=None, amax=None):
         self = torch.Tensor._make_wrapper_subclass(
-            cls, data.shape, strides=data.stride(), storage_offset=data.storage_offset(),
-            dtype=data.dtype, layout=data.layout, device=data.device,
-            requires_grad=data.requires_grad)
+            cls,
+            data.shape,
+            strides=data.stride(),
+            storage_offset=data.storage_offset(),
+            dtype=data.dtype,
+            layout=data.layout,
+            device=data.device,
+            requires_grad=data.requires_grad,
+        )
         self._data, self.fp8_state = data, state or State(recipe)
         self._amax = amax or _Amax()
         return self
@@ -127,8 +144,11 @@ class Fp8Weight(_Wrapper):
         plain_args, plain_kwargs = tree_map_only(Fp8Weight, lambda w: w._data, (args, kwargs))
         out = func(*plain_args, **plain_kwargs)
         if func._schema.is_mutable:
-            written = [a for a, spec in zip(args, func._schema.arguments)
-                       if spec.alias_info is not None and spec.alias_info.is_write]
+            written = [
+                a
+                for a, spec in zip(args, func._schema.arguments)
+                if spec.alias_info is not None and spec.alias_info.is_write
+            ]
             for weight in tree_leaves(written):
                 if isinstance(weight, Fp8Weight):
                     weight._amax.written(weight._data)
@@ -138,7 +158,9 @@ class Fp8Weight(_Wrapper):
         if func in _KEEP:
             state = first.fp8_state if func in _SAME else None
             amax = None if func in _OTHER else first._amax
-            return tree_map_only(torch.Tensor, lambda t: Fp8Weight(t, first.recipe, state, amax), out)
+            return tree_map_only(
+                torch.Tensor, lambda t: Fp8Weight(t, first.recipe, state, amax), out
+            )
         return out
 
     # ---- FSDP2 ----
@@ -156,7 +178,7 @@ class Fp8Weight(_Wrapper):
         return (rows,), (operand.header(amax, scale, inverse), self.recipe, outer_size)
 
     def fsdp_post_all_gather(self, outputs, metadata, param_dtype, *, out=None):
-        rows, = outputs
+        (rows,) = outputs
         header, recipe, size = metadata
         if out is None:
             return GatheredWeight(rows, header, size, param_dtype, recipe), (rows,)
@@ -166,7 +188,7 @@ class Fp8Weight(_Wrapper):
 
 
 class GatheredWeight(_Wrapper):
-    """A whole weight as gathered FP8 rows [>= N, K] and its scales; lives from gather to reshard."""
+    """A whole weight as gathered FP8 rows [>= N, K] and scales; lives from gather to reshard."""
 
     @staticmethod
     def __new__(cls, rows, header, size, dtype, recipe):
@@ -199,19 +221,22 @@ class GatheredWeight(_Wrapper):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         weight = args[0] if args and isinstance(args[0], GatheredWeight) else None
-        if weight is not None and (func in (_aten.detach.default, _aten.alias.default) or (
-                func is _aten.as_strided.default and tuple(args[1]) == tuple(weight.shape))):
-            return GatheredWeight(weight._rows, weight._header, weight.shape, weight.dtype,
-                                  weight.fp8_state.recipe)
+        if weight is not None and (
+            func in (_aten.detach.default, _aten.alias.default)
+            or (func is _aten.as_strided.default and tuple(args[1]) == tuple(weight.shape))
+        ):
+            return GatheredWeight(
+                weight._rows, weight._header, weight.shape, weight.dtype, weight.fp8_state.recipe
+            )
         args, kwargs = tree_map_only(GatheredWeight, lambda w: w.dequantize(), (args, kwargs))
         return func(*args, **kwargs)
 
 
-# ---- for whole models -------------------------------------------------------------------------------
+# ---- for whole models ----------------------------------------------------------------------------
 
 
 def fp8_weights(model, match=r"(^|\.)weight$", min_features=1, recipe=Recipe()):
-    """Wraps the 2-D weights of `model` in place, in whatever modules hold them; returns their names.
+    """Wraps the 2-D weights of `model` in place, whatever modules hold them; returns their names.
 
     match: a pattern searched in the parameter's full name, or a function (name, parameter) -> bool.
     min_features: both dims of a weight must be at least this. Embeddings are left as they are, tied
@@ -219,19 +244,29 @@ def fp8_weights(model, match=r"(^|\.)weight$", min_features=1, recipe=Recipe()):
     before FSDP2 (`fully_shard`), before the optimizer is made.
     """
     wanted = match if callable(match) else lambda name, _: re.search(match, name)
-    tables = {id(p) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))
-              for p in m.parameters(recurse=False)}
+    tables = {
+        id(p)
+        for m in model.modules()
+        if isinstance(m, (nn.Embedding, nn.EmbeddingBag))
+        for p in m.parameters(recurse=False)
+    }
     wrapped, names = {}, []
     for prefix, module in model.named_modules():
         for name, parameter in list(module._parameters.items()):
             full = f"{prefix}.{name}" if prefix else name
-            if (parameter is None or parameter.dim() != 2 or isinstance(parameter, _Wrapper)
-                    or id(parameter) in tables or min(parameter.shape) < min_features
-                    or not wanted(full, parameter)):
+            if (
+                parameter is None
+                or parameter.dim() != 2
+                or isinstance(parameter, _Wrapper)
+                or id(parameter) in tables
+                or min(parameter.shape) < min_features
+                or not wanted(full, parameter)
+            ):
                 continue
             if id(parameter) not in wrapped:
                 wrapped[id(parameter)] = parameter, nn.Parameter(
-                    Fp8Weight(parameter.detach(), recipe), requires_grad=parameter.requires_grad)
+                    Fp8Weight(parameter.detach(), recipe), requires_grad=parameter.requires_grad
+                )
             module._parameters[name] = wrapped[id(parameter)][1]
             names.append(full)
     return names
@@ -239,9 +274,10 @@ def fp8_weights(model, match=r"(^|\.)weight$", min_features=1, recipe=Recipe()):
 
 @torch.no_grad()
 def precompute_scales(model):
-    """The amaxes of all FSDP2 shards of FP8 weights in one all-reduce a mesh; after optimizer.step().
+    """The amaxes of all FSDP2 shards of FP8 weights in one all-reduce; after optimizer.step().
 
-    All ranks must call it. Without it every gather of a weight starts with an all-reduce of its own.
+    All ranks must call it. Without it every gather of a weight starts with an all-reduce of its
+    own.
     """
     meshes = {}
     for parameter in model.parameters():
@@ -276,17 +312,26 @@ class Fp8Mode(TorchFunctionMode):
 
     def _takes(self, x, weight):
         dtypes = (torch.bfloat16, torch.float32, torch.float16)
-        return (isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor)
-                and weight.dim() == 2 and x.dim() >= 1 and x.shape[-1] == weight.shape[1]
-                and x.dtype in dtypes and weight.dtype in dtypes and x.device == weight.device
-                and min(weight.shape) >= self.min_features
-                and (self.match is None or self.match(x, weight)))
+        return (
+            isinstance(x, torch.Tensor)
+            and isinstance(weight, torch.Tensor)
+            and weight.dim() == 2
+            and x.dim() >= 1
+            and x.shape[-1] == weight.shape[1]
+            and x.dtype in dtypes
+            and weight.dtype in dtypes
+            and x.device == weight.device
+            and min(weight.shape) >= self.min_features
+            and (self.match is None or self.match(x, weight))
+        )
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func is F.linear:
             x, weight, bias = _linear_arguments(*args, **kwargs)
-        elif func in _MATMULS and len(args) == 2 and not kwargs and isinstance(args[1], torch.Tensor):
+        elif (
+            func in _MATMULS and len(args) == 2 and not kwargs and isinstance(args[1], torch.Tensor)
+        ):
             x, weight, bias = args[0], args[1].t() if args[1].dim() == 2 else args[1], None
         elif func in _BACKWARDS:  # torch takes a mode off the stack while it is asked
             with self:
@@ -304,17 +349,31 @@ class Fp8Mode(TorchFunctionMode):
         return fp8_linear(x, weight, bias, state)
 
 
-def _backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False,
-              grad_variables=None, inputs=None):
+def _backward(
+    tensors,
+    grad_tensors=None,
+    retain_graph=None,
+    create_graph=False,
+    grad_variables=None,
+    inputs=None,
+):
     """torch.autograd.backward without its question to modes, which would never end."""
     tensors = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
     grads = (grad_tensors,) if isinstance(grad_tensors, torch.Tensor) else grad_tensors
-    grads = tuple(torch.ones_like(t) if g is None else g
-                  for t, g in zip(tensors, grads or (None,) * len(tensors)))
+    grads = tuple(
+        torch.ones_like(t) if g is None else g
+        for t, g in zip(tensors, grads or (None,) * len(tensors))
+    )
     inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())
     torch.autograd.Variable._execution_engine.run_backward(
-        tensors, grads, create_graph if retain_graph is None else retain_graph, create_graph, inputs,
-        allow_unreachable=True, accumulate_grad=True)
+        tensors,
+        grads,
+        create_graph if retain_graph is None else retain_graph,
+        create_graph,
+        inputs,
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 def _tensor_backward(tensor, gradient=None, retain_graph=None, create_graph=False, inputs=None):
