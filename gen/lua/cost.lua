@@ -8,25 +8,16 @@
 -- The seconds are a model, not a measurement: quantise kernels move their bytes at a share of what a
 -- plain copy reaches; a launch costs its gap; tile.lua knows the GEMMs.
 
+local dims = require "dims"
+
 local M = {}
+
+local extent, SIZE = dims.extent, dims.SIZE
 
 -- One H200 SXM, measured on random data; sustained clocks.
 local COPY = 4.25e12 -- bytes/s, read + write, of a plain device copy
 local COPY_SHARE = 0.88 -- of that, reached by amax, quantise and store kernels
 local LAUNCH = 3e-6 -- seconds from one kernel's end to the next one's full speed
-
-local SIZE = { e4m3 = 1, e5m2 = 1, uint8 = 1, bf16 = 2, fp16 = 2, fp32 = 4, uint32 = 4 }
-
-local function ceil_div(a, b) return (a + b - 1) // b end
-
--- A dim of the bundle format for M tokens.
-local function extent(dim, tokens)
-    if math.type(dim) == "integer" then return dim end
-    local of = dim.of == "M" and tokens or dim.of
-    local pad = dim.pad or 1
-    local n = ceil_div(ceil_div(of, dim.div or 1), pad) * pad
-    return math.min(n, dim.max or n)
-end
 
 local function number(value, tokens) return value == "M" and tokens or value end
 

@@ -1,0 +1,233 @@
+-- plan_gemms.lua - the three GEMMs of a layer: what multiplies what, by which kernels, how outputs are written.
+--
+-- In: a checked layer; then, with the ranges that choose.lua set, the layer's plan in the making. Out: GEMM
+-- records for choose.lua, gemm steps and gemm kernels of the bundle format.
+
+local buffers = require "plan_buffers"
+local dims = require "dims"
+local tile = require "tile"
+
+local M = {}
+
+local SIZE, DW_STAGE = dims.SIZE, buffers.DW_STAGE
+
+-- ---- kernels -----------------------------------------------------------------------------------
+
+-- The arguments of templates/gemm_sm90.cu: tensor maps, then words.
+local function gemm_args(c, slab_cols)
+    local function map(name, inner, outer)
+        return { name = name, type = "tensor_map", box = { inner, outer } }
+    end
+    local list = {
+        map("a", 128, c.bm),
+        map("b", 128, c.bn // c.cluster),
+        map("out", slab_cols, 64),
+    }
+    for _, name in ipairs { "a_scales", "b_scales", "bias", "out" } do
+        list[#list + 1] = { name = name, type = "pointer" }
+    end
+    for _, name in ipairs { "out_ld", "rows", "cols", "depth" } do
+        list[#list + 1] = { name = name, type = "int64" }
+    end
+    list[#list + 1] = { name = "out_by_map", type = "int32" }
+    return list
+end
+
+-- The generated GEMM of a configuration (tile.lua). semantics: source_dtype of a, second_dtype of b,
+-- target_dtype, accumulate.
+function M.kernel(c, semantics)
+    local s = semantics
+    return {
+        name = ("gemm_%s_%s_%s%s_%s"):format(s.source_dtype, s.second_dtype, s.target_dtype,
+                                             s.accumulate and "_add" or "", c.name),
+        op = "gemm",
+        template = "gemm_sm90.cu",
+        archs = { "sm_90a" },
+        parameters = {
+            bm = c.bm,
+            bn = c.bn,
+            stages = c.stages,
+            cluster = c.cluster,
+            group = c.group,
+            pingpong = c.pingpong,
+            partials = c.partials,
+            add = s.accumulate,
+            target = s.target_dtype,
+            a_format = s.source_dtype,
+            b_format = s.second_dtype,
+            producer_registers = c.producer_registers,
+            consumer_registers = c.consumer_registers,
+        },
+        semantics = semantics,
+        args = gemm_args(c, tile.slab_cols(s.target_dtype, s.accumulate)),
+        grid = {
+            rule = "clusters",
+            rows = "rows",
+            cols = "cols",
+            tile_rows = c.bm * c.cluster,
+            tile_cols = c.bn,
+        },
+        block = 384,
+        cluster = c.cluster,
+        shared_bytes = tile.shared_bytes(c),
+    }
+end
+-- ---- steps -------------------------------------------------------------------------------------
+
+-- What the ranges of M get (choose.lua), with the names of kernels.
+local function dispatch(c, gemm, dtype)
+    local function kernel(configuration, accumulate)
+        return c.add(M.kernel(configuration, {
+            source_dtype = gemm.a_dtype,
+            second_dtype = gemm.b_dtype,
+            target_dtype = gemm.dtype,
+            accumulate = accumulate,
+        }))
+    end
+    local function record(choice)
+        local result = {
+            backend = choice.backend,
+            reason = choice.reason,
+            seconds = tonumber(("%.4g"):format(choice.seconds)),
+        }
+        if choice.backend == "generated" then
+            result.kernel = kernel(choice.configuration, false)
+            result.accumulate_kernel = gemm.accumulates
+                    and kernel(choice.accumulate_configuration, true)
+                or c.null
+        else
+            result.algo, result.version = choice.algo, choice.version
+        end
+        return result
+    end
+    local list = {}
+    for i, range in ipairs(gemm.ranges) do
+        local choices = {}
+        for j, choice in ipairs(range.choices) do choices[j] = record(choice) end
+        list[i] = {
+            min_tokens = range.min_tokens,
+            max_tokens = range.max_tokens,
+            dtype = dtype,
+            choices = choices,
+        }
+    end
+    return list
+end
+
+-- How an output of the caller's is written: in place where the backend can, else through the stage.
+local function store_of(c, dtype, stage_dtype, accumulates)
+    local function variant(accumulate)
+        return {
+            kernel = c.kernel("store", {
+                source_dtype = stage_dtype,
+                target_dtype = dtype,
+                accumulate = accumulate,
+            }),
+            stage_dtype = stage_dtype,
+        }
+    end
+    return { overwrite = variant(false), accumulate = accumulates and variant(true) or c.null }
+end
+
+local function output_reason(out, dtype, cols)
+    local bytes = cols * SIZE[dtype]
+    if bytes % 16 == 0 then
+        return ("%s in place if its address and ld are multiples of 16 bytes, else staged"):format(out)
+    end
+    return ("%s staged where its rows are packed: %d bytes are no multiple of 16"):format(out, bytes)
+end
+
+-- out[rows, cols] = a b^T over depth, as M.gemms says.
+function M.step(c, g)
+    local null = c.null
+    local a, b = g.a .. "_" .. g.a_copy, g.b .. "_" .. g.b_copy
+    return {
+        op = "gemm",
+        args = {
+            a = a,
+            a_ld = a .. ".ld",
+            b = b,
+            b_ld = b .. ".ld",
+            a_scales = g.a .. "_scales",
+            b_scales = g.b .. "_scales",
+            bias = g.bias and "bias" or null,
+            out = g.out,
+            out_ld = g.out .. ".ld",
+            rows = g.rows,
+            cols = g.cols,
+            depth = g.depth,
+            accumulate = g.accumulates and "accumulate" or 0,
+        },
+        a_dtype = g.a_dtype,
+        b_dtype = g.b_dtype,
+        out_dtype = g.dtype,
+        accumulation = g.accumulation,
+        stage = g.out .. "_stage",
+        stage_bias = g.bias and "bias_stage" or null,
+        gemm_workspace = "gemm_workspace",
+        store = store_of(c, g.dtype, g.stage_dtype or g.dtype, g.accumulates),
+        dispatch = dispatch(c, g, ("%s x %s -> %s"):format(g.a_dtype, g.b_dtype, g.dtype)),
+    }
+end
+
+local function cublaslt_reason(g)
+    return ("FP8 %s x %s through cuBLASLt with %s accumulation, as the spec says; operands are padded, so \z
+every M, N, K fits; %s"):format(g.a_dtype, g.b_dtype, g.accumulation,
+                               output_reason(g.out, g.dtype, g.cols))
+end
+
+-- The GEMMs of a layer, by pass: out[rows, cols] = a b^T over depth.
+function M.gemms(layer)
+    local n, k = layer.out_features, layer.in_features
+    local gemms = {
+        fprop = {
+            a = "x",
+            a_copy = "row",
+            b = "w",
+            b_copy = "row",
+            out = "y",
+            dtype = layer.output,
+            rows = "M",
+            cols = n,
+            depth = k,
+            bias = layer.bias,
+            stage_dtype = buffers.y_stage_dtype(layer),
+        },
+        wgrad = {
+            a = "dy",
+            a_copy = "transposed",
+            b = "x",
+            b_copy = "transposed",
+            out = "dw",
+            dtype = layer.grad_weight,
+            rows = n,
+            cols = k,
+            depth = "M",
+            stage_dtype = DW_STAGE,
+            accumulates = true,
+        },
+        dgrad = {
+            a = "dy",
+            a_copy = "row",
+            b = "w",
+            b_copy = "transposed",
+            out = "dx",
+            dtype = layer.grad_input,
+            rows = "M",
+            cols = k,
+            depth = n,
+        },
+    }
+    local format = buffers.formats(layer.recipe)
+    for pass, g in pairs(gemms) do
+        g.pass, g.N, g.K = pass, n, k
+        g.tokens, g.max_tokens = layer.tokens, layer.max_tokens
+        g.a_dtype, g.b_dtype = format[g.a], format[g.b]
+        g.accumulation = layer.accumulation[pass]
+        g.accumulates = g.accumulates or false
+        g.cublaslt_reason = cublaslt_reason(g)
+    end
+    return gemms
+end
+
+return M
