@@ -230,10 +230,10 @@ static fp8_status open_into(struct fp8_bundle *bundle, const char *path)
     fp8_release(file);
     if (status != FP8_OK)
         return status;
-    bool pushed;
-    FP8_TRY(fp8_context_enter(bundle->context, &pushed));
+    struct fp8_uncaptured entered;
+    FP8_TRY(fp8_uncaptured_enter(bundle->context, "bundle_open", NULL, &entered));
     status = open_kernels(bundle);
-    fp8_context_leave(bundle->context, pushed);
+    fp8_uncaptured_leave(bundle->context, &entered);
     return status;
 }
 
@@ -263,11 +263,12 @@ void fp8_bundle_close(fp8_bundle *bundle)
 {
     if (!bundle)
         return;
-    bool pushed = false;
-    if (!bundle->context->is_host && fp8_context_enter(bundle->context, &pushed) == FP8_OK) {
+    struct fp8_uncaptured entered;
+    if (!bundle->context->is_host &&
+        fp8_uncaptured_enter(bundle->context, NULL, NULL, &entered) == FP8_OK) {
         for (int i = 0; i < bundle->manifest.kernel_count; i++)
             fp8_kernel_unload(bundle->context, &bundle->manifest.kernels[i]);
-        fp8_context_leave(bundle->context, pushed);
+        fp8_uncaptured_leave(bundle->context, &entered);
     }
     fp8_release(bundle->text);
     fp8_arena_release(&bundle->arena);

@@ -108,10 +108,10 @@ static fp8_status create_cuda(struct fp8_context *context, const fp8_context_opt
     if (result != CUDA_SUCCESS)
         return fp8_fail_cuda(driver, result, "the primary context of device %d", options->device);
     context->primary = primary;
-    bool pushed;
-    FP8_TRY(fp8_context_enter(context, &pushed));
+    struct fp8_uncaptured entered;
+    FP8_TRY(fp8_uncaptured_enter(context, "context_create", NULL, &entered));
     fp8_status status = fp8_lt_create(context, &context->lt);
-    fp8_context_leave(context, pushed);
+    fp8_uncaptured_leave(context, &entered);
     return status;
 }
 
@@ -173,10 +173,10 @@ void fp8_context_destroy(fp8_context *context)
     fp8_registry_destroy(context->registry);
     fp8_pool_destroy(context->pool);
     if (context->primary) {
-        bool pushed = false;
-        if (context->lt && fp8_context_enter(context, &pushed) == FP8_OK) {
+        struct fp8_uncaptured entered;
+        if (context->lt && fp8_uncaptured_enter(context, NULL, NULL, &entered) == FP8_OK) {
             fp8_lt_destroy(context->lt);
-            fp8_context_leave(context, pushed);
+            fp8_uncaptured_leave(context, &entered);
         }
         CUdevice device;
         if (context->driver->device_get(&device, context->device) == CUDA_SUCCESS)

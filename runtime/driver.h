@@ -51,6 +51,8 @@
     X(stream_create, "cuStreamCreate", (CUstream *, unsigned))                                     \
     X(stream_destroy, "cuStreamDestroy_v2", (CUstream))                                            \
     X(stream_synchronize, "cuStreamSynchronize", (CUstream))                                       \
+    X(stream_is_capturing, "cuStreamIsCapturing", (CUstream, CUstreamCaptureStatus *))             \
+    X(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (CUstreamCaptureMode *))         \
     X(event_create, "cuEventCreate", (CUevent *, unsigned))                                        \
     X(event_destroy, "cuEventDestroy_v2", (CUevent))                                               \
     X(event_record, "cuEventRecord", (CUevent, CUstream))                                          \

@@ -67,7 +67,8 @@ extern "C" {
     X(FP8_ERR_CUDA, 15, "cuda", "read the driver's message; an earlier kernel may be at fault")    \
     X(FP8_ERR_CUBLASLT, 16, "cublaslt", "report the shape; no cuBLASLt algorithm accepts it")      \
     X(FP8_ERR_UNSUPPORTED, 17, "unsupported", "use what the message offers instead")               \
-    X(FP8_ERR_INTERNAL, 18, "internal", "report this as a bug of fp8gen")
+    X(FP8_ERR_INTERNAL, 18, "internal", "report this as a bug of fp8gen")                          \
+    X(FP8_ERR_CAPTURE, 19, "capture", "prepare everything before the capture of a graph begins")
 
 typedef enum fp8_status {
 #define FP8_STATUS_ENUM_(name, value, word, remedy) name = value,
@@ -328,6 +329,7 @@ typedef struct fp8_layer_description {
     const char *layer;     /* its layer; NULL = its only one */
     int32_t arch; /* for providers: the context's, 90 for 9.0, 0 for the host; callers: 0 */
     uint32_t reserved0;
+    fp8_stream stream; /* where the layer is wanted now, no part of what it is; NULL = not told */
     uint64_t reserved[4];
 } fp8_layer_description;
 
@@ -335,7 +337,7 @@ typedef struct fp8_layer_description {
     {                                                                                              \
         sizeof(fp8_layer_description), 0, 0, 0, 0, 0, FP8_DTYPE_NONE, FP8_DTYPE_NONE,              \
             FP8_DTYPE_NONE, FP8_DTYPE_NONE, FP8_ACCUMULATION_DEFAULT, FP8_ACCUMULATION_DEFAULT,    \
-            FP8_ACCUMULATION_DEFAULT, 0, NULL, NULL, NULL, NULL, 0, 0,                             \
+            FP8_ACCUMULATION_DEFAULT, 0, NULL, NULL, NULL, NULL, 0, 0, NULL,                       \
         {                                                                                          \
             0, 0, 0, 0                                                                             \
         }                                                                                          \
@@ -360,7 +362,10 @@ FP8_API fp8_status fp8_context_add_bundle(fp8_context *context, fp8_bundle *bund
  * context. A bundle's layer serves if it is equal but for tokens and a max_tokens that is larger.
  * The first call for a description blocks and allocates: it opens the bundle, and a provider may compile,
  * which is logged as a warning with the time; other threads wait only if they want the same description.
- * Later calls compare descriptions and block on nothing else.
+ * Later calls compare descriptions, without a lock. Keep the layer all the same: a pass needs no look-up.
+ * A first call while description->stream is captured into a CUDA graph is FP8_ERR_CAPTURE, and the capture
+ * stays whole; without a stream the same holds for blocking streams, and a capture on another one is neither
+ * seen nor disturbed.
  * FP8_ERR_NOT_FOUND: no bundle has it and there is no provider; and what the provider, fp8_bundle_open and
  * fp8_layer_create give. After a failure the next call tries again. */
 FP8_API fp8_status fp8_context_layer(fp8_context *context, const fp8_layer_description *description,

@@ -5,7 +5,8 @@
  * kept in its order, behind a measured one where the plan has one for this version of the library.
  * A call tries them until one is accepted and remembers that one; the memory is one atomic per way,
  * so threads need no lock. If all refuse, the heuristic is asked for the exact problem; only then
- * the call fails.
+ * the call fails. The library loads a kernel when it runs it first, perhaps inside the capture of a
+ * graph: the first run of each algorithm is in the relaxed capture mode.
  *
  * The output goes in place where cuBLASLt's rules allow it (address, ld and row bytes multiples of
  * 16). Elsewhere it goes to the stage, whose rows are padded, in chunks of rows, and a store kernel
@@ -26,7 +27,8 @@ enum way { IN_PLACE, IN_PLACE_ADD, STAGED, WAY_COUNT };
 static const char *const way_names[WAY_COUNT] = { "in place", "in place, accumulating", "staged" };
 
 struct variant {
-    _Atomic int good; /* the choice that worked last */
+    _Atomic int good;         /* the choice that worked last */
+    _Atomic unsigned started; /* bit = choice: it was run before */
     int count;
     bool is_measured; /* the first is the plan's, the others the heuristic's */
     struct fp8_lt_choice choices[CHOICES];
@@ -231,13 +233,37 @@ static void log_refusal(const struct fp8_gemm_plan *plan, const struct fp8_lt_pr
                   reason);
 }
 
+/* Once for each algorithm; the mode costs two calls of the driver. */
+static bool try_first(const struct fp8_gemm_plan *plan, const struct fp8_lt_problem *problem,
+                      const struct fp8_lt_choice *choice, const char **reason)
+{
+    struct fp8_uncaptured entered;
+    if (fp8_uncaptured_enter(plan->context, NULL, NULL, &entered) != FP8_OK)
+        return fp8_lt_try(plan->context->lt, problem, choice, reason);
+    bool done = fp8_lt_try(plan->context->lt, problem, choice, reason);
+    fp8_uncaptured_leave(plan->context, &entered);
+    return done;
+}
+
+static bool try_choice(const struct fp8_gemm_plan *plan, const struct fp8_lt_problem *problem,
+                       struct variant *variant, int index, const char **reason)
+{
+    unsigned bit = 1u << index;
+    if (atomic_load_explicit(&variant->started, memory_order_relaxed) & bit)
+        return fp8_lt_try(plan->context->lt, problem, &variant->choices[index], reason);
+    bool done = try_first(plan, problem, &variant->choices[index], reason);
+    if (done)
+        atomic_fetch_or_explicit(&variant->started, bit, memory_order_relaxed);
+    return done;
+}
+
 static bool try_choices(const struct fp8_gemm_plan *plan, const struct fp8_lt_problem *problem,
                         enum way way, struct variant *variant, const char **reason)
 {
     int good = atomic_load_explicit(&variant->good, memory_order_relaxed);
     for (int i = 0; i < variant->count; i++) {
         int index = i == 0 ? good : i <= good ? i - 1 : i; /* the good one first, then in order */
-        if (fp8_lt_try(plan->context->lt, problem, &variant->choices[index], reason)) {
+        if (try_choice(plan, problem, variant, index, reason)) {
             if (index != good)
                 atomic_store_explicit(&variant->good, index, memory_order_relaxed);
             return true;
@@ -252,13 +278,18 @@ static bool try_exact(const struct fp8_gemm_plan *plan, const struct fp8_lt_prob
                       enum way way, const char **reason)
 {
     struct fp8_lt_choice choices[CHOICES];
+    struct fp8_uncaptured entered;
+    bool done = false;
+    if (fp8_uncaptured_enter(plan->context, NULL, NULL, &entered) != FP8_OK)
+        return false;
     int count = fp8_lt_ask(plan->context->lt, problem, choices, CHOICES);
-    for (int i = 0; i < count; i++) {
-        if (fp8_lt_try(plan->context->lt, problem, &choices[i], reason))
-            return true;
-        log_refusal(plan, problem, way, &choices[i], *reason);
+    for (int i = 0; i < count && !done; i++) {
+        done = fp8_lt_try(plan->context->lt, problem, &choices[i], reason);
+        if (!done)
+            log_refusal(plan, problem, way, &choices[i], *reason);
     }
-    return false;
+    fp8_uncaptured_leave(plan->context, &entered);
+    return done;
 }
 
 static fp8_status multiply(const struct fp8_gemm_plan *plan, const struct fp8_lt_problem *problem,

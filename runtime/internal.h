@@ -66,6 +66,23 @@ void fp8_registry_destroy(struct fp8_registry *registry);
 fp8_status fp8_context_enter(const struct fp8_context *context, bool *pushed);
 void fp8_context_leave(const struct fp8_context *context, bool pushed);
 
+/* ---- capture (capture.c) ---- */
+
+struct fp8_uncaptured {
+    bool pushed;
+    bool relaxed;
+    int mode; /* of the thread before: a CUstreamCaptureMode */
+};
+
+/* FP8_ERR_CAPTURE if the stream is captured (NULL: any blocking stream); the context is entered. */
+fp8_status fp8_capture_check(const struct fp8_context *context, const char *call,
+                             fp8_stream stream);
+/* For calls that block, load or allocate: the check, then the context entered and this thread in the
+ * relaxed capture mode until leave. call NULL: no check, for what must always be undone. */
+fp8_status fp8_uncaptured_enter(const struct fp8_context *context, const char *call,
+                                fp8_stream stream, struct fp8_uncaptured *entered);
+void fp8_uncaptured_leave(const struct fp8_context *context, const struct fp8_uncaptured *entered);
+
 /* Logs the last error of this thread if `status` is one; returns `status`. */
 fp8_status fp8_report(const struct fp8_context *context, fp8_status status);
 

@@ -98,11 +98,12 @@ fp8_status fp8_layer_create(fp8_bundle *bundle, const char *name, fp8_layer **la
     made->bundle = bundle;
     made->context = bundle->context;
     made->plan = plan;
-    bool pushed = false;
-    fp8_status status = fp8_context_enter(made->context, &pushed);
-    if (status == FP8_OK)
+    struct fp8_uncaptured entered;
+    fp8_status status = fp8_uncaptured_enter(made->context, "layer_create", NULL, &entered);
+    if (status == FP8_OK) {
         status = create_gemms(made);
-    fp8_context_leave(made->context, pushed);
+        fp8_uncaptured_leave(made->context, &entered);
+    }
     if (status != FP8_OK) {
         fp8_layer_destroy(made);
         return fp8_report(bundle->context, status);

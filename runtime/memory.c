@@ -108,11 +108,11 @@ fp8_status fp8_memory_alloc(fp8_context *context, size_t bytes, void **memory)
         *memory = fp8_allocate_aligned(256, bytes);
         return *memory ? FP8_OK : fp8_fail_memory("memory_alloc", bytes);
     }
-    bool pushed;
-    FP8_TRY(fp8_context_enter(context, &pushed));
+    struct fp8_uncaptured entered;
+    FP8_TRY(fp8_uncaptured_enter(context, "memory_alloc", NULL, &entered));
     CUdeviceptr pointer = 0;
     CUresult result = context->driver->mem_alloc(&pointer, bytes ? bytes : 1);
-    fp8_context_leave(context, pushed);
+    fp8_uncaptured_leave(context, &entered);
     if (result != CUDA_SUCCESS)
         return fp8_fail_cuda(context->driver, result, "memory_alloc: %zu bytes", bytes);
     *memory = (void *)(uintptr_t)pointer;
@@ -127,11 +127,11 @@ void fp8_memory_free(fp8_context *context, void *memory)
         fp8_release(memory);
         return;
     }
-    bool pushed;
-    if (fp8_context_enter(context, &pushed) != FP8_OK)
+    struct fp8_uncaptured entered;
+    if (fp8_uncaptured_enter(context, NULL, NULL, &entered) != FP8_OK)
         return;
     (void)context->driver->mem_free(device_pointer(memory));
-    fp8_context_leave(context, pushed);
+    fp8_uncaptured_leave(context, &entered);
 }
 
 fp8_status fp8_memory_copy(fp8_context *context, void *target, const void *source, size_t bytes,
@@ -211,10 +211,10 @@ fp8_status fp8_stream_synchronize(fp8_context *context, fp8_stream stream)
         return null_argument("stream_synchronize", "context");
     if (context->is_host)
         return FP8_OK;
-    bool pushed;
-    FP8_TRY(fp8_context_enter(context, &pushed));
+    struct fp8_uncaptured entered;
+    FP8_TRY(fp8_uncaptured_enter(context, "stream_synchronize", stream, &entered));
     CUresult result = context->driver->stream_synchronize(stream);
-    fp8_context_leave(context, pushed);
+    fp8_uncaptured_leave(context, &entered);
     if (result == CUDA_SUCCESS)
         return FP8_OK;
     return fp8_fail_cuda(context->driver, result, "stream_synchronize");
@@ -297,13 +297,13 @@ fp8_status fp8_event_seconds(fp8_event *start, fp8_event *end, double *seconds)
         return FP8_OK;
     }
     const struct fp8_driver *driver = start->context->driver;
-    bool pushed;
-    FP8_TRY(fp8_context_enter(start->context, &pushed));
+    struct fp8_uncaptured entered;
+    FP8_TRY(fp8_uncaptured_enter(start->context, NULL, NULL, &entered));
     float milliseconds = 0;
     CUresult result = driver->event_synchronize(end->event);
     if (result == CUDA_SUCCESS)
         result = driver->event_elapsed_time(&milliseconds, start->event, end->event);
-    fp8_context_leave(start->context, pushed);
+    fp8_uncaptured_leave(start->context, &entered);
     if (result != CUDA_SUCCESS)
         return fp8_fail_cuda(driver, result, "event_seconds");
     *seconds = milliseconds * 1e-3;

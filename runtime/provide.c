@@ -5,6 +5,7 @@
  * threads ask. A description that is new is worked on by the first thread that brings it; others
  * that bring the same one wait, all else goes on: no lock is held while a provider compiles or a
  * bundle is opened. A failure is told to all who waited and then forgotten: the next call tries.
+ * What is ready is found without any lock. A layer is not begun inside the capture of a graph.
  *
  * Knows nothing of specs or compilers: a provider gets the description and gives a path.
  */
@@ -29,6 +30,7 @@ enum state { WORKING, READY, FAILED };
 
 struct record {
     struct record *next;
+    struct record *next_ready;
     enum state state;
     int waiting;
     fp8_layer_description description; /* with defaults filled in; its texts are our own */
@@ -44,6 +46,8 @@ struct fp8_registry {
     void *provider_user;
     struct open_bundle *bundles; /* in the order in which they came */
     struct record *records;
+    _Atomic(struct record *)
+        ready; /* those that are; they stay, so they are read without the lock */
 };
 
 /* ---- the registry itself ---- */
@@ -215,7 +219,7 @@ static bool same_description(const fp8_layer_description *a, const fp8_layer_des
            a->dw_dtype == b->dw_dtype && a->fprop == b->fprop && a->dgrad == b->dgrad &&
            a->wgrad == b->wgrad && a->power_of_two == b->power_of_two &&
            same_text(a->recipe, b->recipe) && same_text(a->format, b->format) &&
-           same_text(a->spec, b->spec) && same_text(a->layer, b->layer);
+           same_text(a->layer, b->layer) && same_text(a->spec, b->spec);
 }
 
 static char *own_text(const char *text, bool *failed)
@@ -463,6 +467,15 @@ static struct record *find_record(struct fp8_registry *registry, const fp8_layer
     return record;
 }
 
+static const struct record *find_ready(struct fp8_registry *registry,
+                                       const fp8_layer_description *d)
+{
+    const struct record *record = atomic_load_explicit(&registry->ready, memory_order_acquire);
+    while (record && !same_description(&record->description, d))
+        record = record->next_ready;
+    return record;
+}
+
 /* Takes a failed record out, so that the next call begins anew; whoever still waits frees it. */
 static void unlink_record(struct fp8_registry *registry, struct record *record)
 {
@@ -472,18 +485,33 @@ static void unlink_record(struct fp8_registry *registry, struct record *record)
     *at = record->next;
 }
 
+/* Not inside a capture; what another thread captures is not disturbed. */
+static fp8_status make_uncaptured(fp8_context *context, const fp8_layer_description *d,
+                                  bool preparing, fp8_layer **layer)
+{
+    struct fp8_uncaptured entered;
+    FP8_TRY(fp8_uncaptured_enter(context, preparing ? "context_prepare" : "context_layer",
+                                 d->stream, &entered));
+    fp8_status status = make_layer(context, d, preparing, layer);
+    fp8_uncaptured_leave(context, &entered);
+    return status;
+}
+
 /* Makes the layer of a fresh record; the lock is held, but not meanwhile. */
 static void work(fp8_context *context, struct record *record, bool preparing)
 {
     struct fp8_registry *registry = context->registry;
     pthread_mutex_unlock(&registry->lock);
     fp8_layer *layer = NULL;
-    fp8_status status = make_layer(context, &record->description, preparing, &layer);
+    fp8_status status = make_uncaptured(context, &record->description, preparing, &layer);
     pthread_mutex_lock(&registry->lock);
     record->layer = layer;
     record->status = status;
     record->state = status == FP8_OK ? READY : FAILED;
-    if (status != FP8_OK) {
+    if (status == FP8_OK) {
+        record->next_ready = atomic_load_explicit(&registry->ready, memory_order_relaxed);
+        atomic_store_explicit(&registry->ready, record, memory_order_release);
+    } else {
         snprintf(record->message, sizeof record->message, "%s", fp8_last_error());
         unlink_record(registry, record);
     }
@@ -495,6 +523,11 @@ static fp8_status get_layer(fp8_context *context, const fp8_layer_description *g
 {
     fp8_layer_description d = filled(given);
     struct fp8_registry *registry = context->registry;
+    const struct record *ready = find_ready(registry, &d);
+    if (ready) {
+        *layer = ready->layer;
+        return FP8_OK;
+    }
     pthread_mutex_lock(&registry->lock);
     struct record *record = find_record(registry, &d);
     bool mine = record == NULL;

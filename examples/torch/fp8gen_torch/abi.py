@@ -262,6 +262,7 @@ class LayerDescription(ctypes.Structure):
         ("layer", c_char_p),
         ("arch", c_int32),
         ("reserved0", c_uint32),
+        ("stream", c_void_p),
         ("reserved", c_uint64 * 4),
     ]
 

@@ -143,9 +143,9 @@ class Layer:
     def __init__(self, context, key, tokens):
         self.context, self.key, self.max_tokens = context, key, tokens
         self.handle = ctypes.c_void_p()
-        abi.check(
-            abi.runtime.fp8_context_layer(context.handle, key.description(tokens), self.handle)
-        )
+        description = key.description(tokens)
+        description.stream = context.stream()  # a layer is not begun while it is captured
+        abi.check(abi.runtime.fp8_context_layer(context.handle, description, self.handle))
         self.plans = {}  # by the number of tokens; calls.py makes them
 
     def workspace_bytes(self, tokens):

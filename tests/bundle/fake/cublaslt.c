@@ -264,6 +264,11 @@ EXPORT cublasStatus_t cublasLtMatmul(
         return refuse(&state.rules);
     if ((int)algo->data[0] < state.refusing)
         return refuse(&state.refusals);
+    if (state.load && !(state.loaded >> algo->data[0] & 1)) {
+        if (!state.load())
+            return CUBLAS_STATUS_INTERNAL_ERROR;
+        state.loaded |= 1ull << algo->data[0];
+    }
     const struct fake_product product = {
         .a_type = la->type,
         .b_type = lb->type,

@@ -12,7 +12,8 @@
 #define EXPORT __attribute__((visibility("default")))
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
-static struct fake_cuda state = { .device_count = 1, .major = 9, .minor = 0 };
+static bool may(void);
+static struct fake_cuda state = { .device_count = 1, .major = 9, .minor = 0, .may = may };
 static int primary; /* its address is the primary context */
 static _Thread_local CUcontext stack[8];
 static _Thread_local int height;
@@ -186,6 +187,100 @@ CUresult fake_pop(CUcontext *context)
     return CUDA_SUCCESS;
 }
 
+/* ---- capture ---- */
+
+static _Thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+static _Thread_local bool began; /* the capture that is going on, in this thread */
+
+static bool may(void)
+{
+    if (!state.captured || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+        return true;
+    bool bound = began ? state.capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED
+                       : thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
+                             state.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+    if (bound)
+        state.capture_broken = true;
+    return !bound;
+}
+
+#define MAY_NOT_BE_CAPTURED()                                                                      \
+    do {                                                                                           \
+        if (!may())                                                                                \
+            return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;                                          \
+    } while (0)
+
+/* Work that is enqueued. The legacy stream would wait for a blocking one that is captured. */
+static CUresult enqueued(CUstream stream)
+{
+    if (!state.captured)
+        return CUDA_SUCCESS;
+    if (stream == (CUstream)state.captured) {
+        count(&state.captured_work, 1);
+        return CUDA_SUCCESS;
+    }
+    if (stream || !state.captured_blocks)
+        return CUDA_SUCCESS;
+    state.capture_broken = true;
+    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+}
+
+#define ENQUEUED(stream)                                                                           \
+    do {                                                                                           \
+        CUresult result_ = enqueued(stream);                                                       \
+        if (result_ != CUDA_SUCCESS)                                                               \
+            return result_;                                                                        \
+    } while (0)
+
+EXPORT CUresult fake_begin_capture(CUstream stream,
+                                   CUstreamCaptureMode mode) __asm__("cuStreamBeginCapture_v2");
+CUresult fake_begin_capture(CUstream stream, CUstreamCaptureMode mode)
+{
+    if (!stream || state.captured)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    state.captured = stream;
+    state.capture_mode = (int)mode;
+    state.captured_work = 0;
+    state.capture_broken = false;
+    began = true;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_end_capture(CUstream stream, CUgraph *graph) __asm__("cuStreamEndCapture");
+CUresult fake_end_capture(CUstream stream, CUgraph *graph)
+{
+    *graph = NULL;
+    if (stream != (CUstream)state.captured || !began)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    state.captured = NULL;
+    began = false;
+    return state.capture_broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_is_capturing(CUstream stream,
+                                  CUstreamCaptureStatus *status) __asm__("cuStreamIsCapturing");
+CUresult fake_is_capturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    if (!stream && state.captured && state.captured_blocks)
+        return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    *status = stream && stream == (CUstream)state.captured ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                                                           : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult
+fake_exchange(CUstreamCaptureMode *mode) __asm__("cuThreadExchangeStreamCaptureMode");
+CUresult fake_exchange(CUstreamCaptureMode *mode)
+{
+    MAY_FAIL();
+    CUstreamCaptureMode before = thread_mode;
+    thread_mode = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+
 /* ---- modules: a function is its name ---- */
 
 struct module {
@@ -197,6 +292,7 @@ EXPORT CUresult fake_load(CUmodule *module, const void *image) __asm__("cuModule
 CUresult fake_load(CUmodule *module, const void *image)
 {
     MAY_FAIL();
+    MAY_NOT_BE_CAPTURED();
     NEEDS_CONTEXT();
     if (strncmp(image, "fake cubin", 10) != 0)
         return CUDA_ERROR_INVALID_IMAGE;
@@ -210,6 +306,7 @@ CUresult fake_load(CUmodule *module, const void *image)
 EXPORT CUresult fake_unload(CUmodule module) __asm__("cuModuleUnload");
 CUresult fake_unload(CUmodule module)
 {
+    MAY_NOT_BE_CAPTURED();
     NEEDS_CONTEXT();
     struct module *loaded = (struct module *)module;
     for (int i = 0; i < loaded->count; i++)
@@ -224,6 +321,7 @@ EXPORT CUresult fake_function(CUfunction *function, CUmodule module,
 CUresult fake_function(CUfunction *function, CUmodule module, const char *name)
 {
     MAY_FAIL();
+    MAY_NOT_BE_CAPTURED();
     struct module *loaded = (struct module *)module;
     if (loaded->count == 4)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -238,6 +336,7 @@ CUresult fake_set_attribute(CUfunction function, CUfunction_attribute attribute,
 {
     (void)function, (void)attribute, (void)value;
     MAY_FAIL();
+    MAY_NOT_BE_CAPTURED();
     return CUDA_SUCCESS;
 }
 
@@ -246,6 +345,7 @@ CUresult fake_func_load(CUfunction function)
 {
     (void)function;
     MAY_FAIL();
+    MAY_NOT_BE_CAPTURED();
     return CUDA_SUCCESS;
 }
 
@@ -268,9 +368,9 @@ CUresult fake_launch_kernel(CUfunction function, unsigned gx, unsigned gy, unsig
                             unsigned by, unsigned bz, unsigned shared, CUstream stream,
                             void **parameters, void **extra)
 {
-    (void)stream;
     MAY_FAIL();
     NEEDS_CONTEXT();
+    ENQUEUED(stream);
     if (gx == 0 || gx > INT32_MAX || gy != 1 || gz != 1 || bx == 0 || bx > 1024 || by != 1 ||
         bz != 1 || extra)
         return CUDA_ERROR_INVALID_VALUE;
@@ -366,6 +466,7 @@ CUresult fake_alloc(CUdeviceptr *pointer, size_t bytes)
 {
     void *memory = NULL;
     MAY_FAIL();
+    MAY_NOT_BE_CAPTURED();
     NEEDS_CONTEXT();
     if (bytes == 0)
         return CUDA_ERROR_INVALID_VALUE;
@@ -379,6 +480,7 @@ CUresult fake_alloc(CUdeviceptr *pointer, size_t bytes)
 EXPORT CUresult fake_free(CUdeviceptr pointer) __asm__("cuMemFree_v2");
 CUresult fake_free(CUdeviceptr pointer)
 {
+    MAY_NOT_BE_CAPTURED();
     NEEDS_CONTEXT();
     free((void *)(uintptr_t)pointer);
     count(&state.live, -1);
@@ -389,9 +491,9 @@ EXPORT CUresult fake_copy(CUdeviceptr target, CUdeviceptr source, size_t bytes,
                           CUstream stream) __asm__("cuMemcpyAsync");
 CUresult fake_copy(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream)
 {
-    (void)stream;
     MAY_FAIL();
     NEEDS_CONTEXT();
+    ENQUEUED(stream);
     count(&state.copies, 1);
     memmove((void *)(uintptr_t)target, (void *)(uintptr_t)source, bytes);
     return CUDA_SUCCESS;
@@ -401,9 +503,9 @@ EXPORT CUresult fake_set8(CUdeviceptr target, unsigned char value, size_t bytes,
                           CUstream stream) __asm__("cuMemsetD8Async");
 CUresult fake_set8(CUdeviceptr target, unsigned char value, size_t bytes, CUstream stream)
 {
-    (void)stream;
     MAY_FAIL();
     NEEDS_CONTEXT();
+    ENQUEUED(stream);
     count(&state.memsets, 1);
     memset((void *)(uintptr_t)target, value, bytes);
     return CUDA_SUCCESS;
@@ -413,9 +515,9 @@ EXPORT CUresult fake_set32(CUdeviceptr target, unsigned value, size_t words,
                            CUstream stream) __asm__("cuMemsetD32Async");
 CUresult fake_set32(CUdeviceptr target, unsigned value, size_t words, CUstream stream)
 {
-    (void)stream;
     MAY_FAIL();
     NEEDS_CONTEXT();
+    ENQUEUED(stream);
     if (target % 4)
         return CUDA_ERROR_INVALID_VALUE;
     count(&state.memsets, 1);
@@ -429,9 +531,9 @@ EXPORT CUresult fake_set2d(CUdeviceptr target, size_t pitch, unsigned char value
 CUresult fake_set2d(CUdeviceptr target, size_t pitch, unsigned char value, size_t width,
                     size_t height_, CUstream stream)
 {
-    (void)stream;
     MAY_FAIL();
     NEEDS_CONTEXT();
+    ENQUEUED(stream);
     if (pitch < width || pitch > INT32_MAX)
         return CUDA_ERROR_INVALID_VALUE;
     count(&state.memsets, 1);
@@ -479,6 +581,7 @@ CUresult fake_synchronize(CUstream stream)
 {
     (void)stream;
     MAY_FAIL();
+    MAY_NOT_BE_CAPTURED();
     NEEDS_CONTEXT();
     return CUDA_SUCCESS;
 }
@@ -499,9 +602,10 @@ CUresult fake_event_destroy(CUevent event)
 EXPORT CUresult fake_record(CUevent event, CUstream stream) __asm__("cuEventRecord");
 CUresult fake_record(CUevent event, CUstream stream)
 {
-    (void)event, (void)stream;
+    (void)event;
     MAY_FAIL();
     NEEDS_CONTEXT();
+    ENQUEUED(stream);
     return CUDA_SUCCESS;
 }
 
@@ -510,6 +614,7 @@ CUresult fake_event_synchronize(CUevent event)
 {
     (void)event;
     MAY_FAIL();
+    MAY_NOT_BE_CAPTURED();
     return CUDA_SUCCESS;
 }
 

@@ -46,6 +46,14 @@ struct fake_cuda {
     int64_t misuse; /* launches, fills and copies without the right current context */
     int64_t depth;  /* pushed and not popped */
     fake_parameter parameter;
+    /* One capture at a time: what CUDA forbids while it lasts breaks it (in relaxed mode nothing does). */
+    void *captured;        /* the stream; NULL: none */
+    bool captured_blocks;  /* it is a blocking stream */
+    int capture_mode;      /* a CUstreamCaptureMode */
+    int64_t captured_work; /* launches, fills and copies on it */
+    bool capture_broken;
+    bool (*may)(
+        void); /* may this thread load, allocate or wait now? What it does breaks a capture */
     unsigned last_grid, last_cluster, last_shared;
     char last_entry[128]; /* of a kernel */
 };
@@ -77,7 +85,9 @@ struct fake_lt {
     int64_t queries, checks, products, refusals;
     int64_t rules; /* products refused because they break a rule of cuBLASLt */
     int last_algorithm;
-    int live; /* handles */
+    int live;           /* handles */
+    bool (*load)(void); /* asked when an algorithm runs for the first time; false: it cannot run */
+    uint64_t loaded;    /* bit = algorithm */
 };
 
 /* fake_cuda_state and fake_lt_state of the two objects. */
