@@ -38,8 +38,11 @@ void fp8_release(void *memory);
  * succeed; 0 = none. Returns how many allocations there were since the last call. */
 int64_t fp8_allocation_fail_at(int64_t countdown);
 
+/* Most divisors are powers of two, and a division costs as much as a dozen shifts. */
 static inline int64_t fp8_ceil_div(int64_t value, int64_t by)
 {
+    if ((by & (by - 1)) == 0)
+        return (value >> __builtin_ctzll((uint64_t)by)) + ((value & (by - 1)) != 0);
     return value / by + (value % by > 0);
 }
 

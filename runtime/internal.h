@@ -491,8 +491,12 @@ struct fp8_layer {
         *gemms[FP8_PASS_COUNT];        /* NULL on the host and for passes without a gemm */
     uint64_t unused[FP8_PASS_COUNT];   /* bit = buffer: workspace that the backend needs not */
     size_t workspace_bytes;            /* for max_tokens */
+    _Atomic uint64_t workspace_memo;   /* of fp8_layer_workspace */
     char kernels[FP8_PASS_COUNT][192]; /* for fp8_layer_dispatch */
     char dtypes[FP8_PASS_COUNT][64];
 };
+
+/* Bytes of workspace for so many tokens; remembers the answer for the last M, as calls repeat it. */
+size_t fp8_layer_workspace(const struct fp8_layer *layer, int64_t tokens);
 
 #endif

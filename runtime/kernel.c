@@ -2,8 +2,8 @@
  * kernel.c - a kernel of the bundle: loading its cubin, its grid, its parameter list, its launch.
  *
  * An op's arguments arrive evaluated in the op's order; the kernel record says which of them the
- * kernel takes, in which order. The parameter list is an array of pointers to those values on the
- * stack. The host context executes the op itself, with the semantics of the same record. Kernels of
+ * kernel takes, in which order. The parameter list is an array of pointers to those values; an int32
+ * is the low half of its value, which comes first in memory. The host context executes the op itself, with the semantics of the same record. Kernels of
  * op gemm take tensor maps too: gemm_generated.c makes their lists.
  */
 #include <stdio.h>
@@ -13,6 +13,9 @@
 #include "runtime/internal.h"
 
 enum { DEFAULT_SHARED_BYTES = 48 * 1024 };
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "an int32 parameter is taken from its int64");
 
 static size_t parameter_bytes(const struct fp8_kernel *kernel, int parameter)
 {
@@ -146,15 +149,8 @@ fp8_status fp8_kernel_run(const struct fp8_context *context, const struct fp8_ke
     int64_t ctas = fp8_kernel_grid(context, kernel, args, sms);
     if (ctas <= 0)
         return FP8_OK;
-    fp8_value values[FP8_OP_MAX_ARGS];
-    int32_t words[FP8_OP_MAX_ARGS];
     void *parameters[FP8_OP_MAX_ARGS];
-    for (int i = 0; i < kernel->arg_count; i++) {
-        int index = kernel->arg_index[i];
-        values[i] = args[index];
-        words[i] = (int32_t)args[index].i;
-        bool narrow = fp8_op_arg_type(kernel->op, index) == FP8_ARG_INT32;
-        parameters[i] = narrow ? (void *)&words[i] : (void *)&values[i];
-    }
+    for (int i = 0; i < kernel->arg_count; i++)
+        parameters[i] = (void *)&args[kernel->arg_index[i]];
     return fp8_kernel_launch(context, kernel, ctas, parameters, stream);
 }

@@ -6,6 +6,7 @@
  * Creation is the last time that memory is allocated for it.
  */
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -56,6 +57,23 @@ static size_t workspace_bytes(const struct fp8_layer *layer, int64_t tokens)
             most = bytes;
     }
     return most;
+}
+
+/* tokens and bytes in one word, so that threads need no lock: 24 bits of M, 40 of whole 256 bytes beyond
+ * the slack. What does not fit is worked out each time. */
+size_t fp8_layer_workspace(const struct fp8_layer *layer, int64_t tokens)
+{
+    enum { TOKEN_BITS = 24, SLACK = FP8_PART_ALIGN - 1 };
+    _Atomic uint64_t *memo = &((struct fp8_layer *)layer)->workspace_memo;
+    uint64_t known = atomic_load_explicit(memo, memory_order_relaxed);
+    if (known && (int64_t)(known & ((1u << TOKEN_BITS) - 1)) == tokens)
+        return (size_t)(known >> TOKEN_BITS) * FP8_PART_ALIGN + SLACK;
+    size_t bytes = workspace_bytes(layer, tokens), units = (bytes - SLACK) / FP8_PART_ALIGN;
+    if (tokens < 1 << TOKEN_BITS && units * FP8_PART_ALIGN + SLACK == bytes &&
+        units >> (64 - TOKEN_BITS) == 0)
+        atomic_store_explicit(memo, (uint64_t)units << TOKEN_BITS | (uint64_t)tokens,
+                              memory_order_relaxed);
+    return bytes;
 }
 
 static fp8_status create_gemms(struct fp8_layer *layer)
@@ -184,7 +202,7 @@ fp8_status fp8_layer_bytes(const fp8_layer *layer, int64_t tokens, fp8_bytes whi
     int64_t n = plan->out_features, k = plan->in_features, size = 0;
     switch (which) {
     case FP8_BYTES_WORKSPACE:
-        *bytes = workspace_bytes(layer, tokens);
+        *bytes = fp8_layer_workspace(layer, tokens);
         return FP8_OK;
     case FP8_BYTES_X:
         size = fp8_operand_bytes(tokens, k, FP8_COPY_BOTH);

@@ -421,7 +421,12 @@ fp8_status fp8_layer_backward(const fp8_layer *layer, const fp8_backward_args *a
         return layer ? fp8_report(layer->context, status) : status;
     if (args->grad)
         fp8_operand_clear(args->grad);
-    status = run_backward(layer, args, &b);
+    bool pushed;
+    status = fp8_context_enter(layer->context, &pushed); /* once for all three */
+    if (status == FP8_OK) {
+        status = run_backward(layer, args, &b);
+        fp8_context_leave(layer->context, pushed);
+    }
     if (status == FP8_OK && args->grad)
         *args->grad = b.grad;
     return fp8_report(layer->context, status);

@@ -267,8 +267,7 @@ fp8_status fp8_check_call(const struct fp8_check *check, const struct fp8_layer 
     FP8_TRY(fp8_check_stream(check->call, call));
     if (call->workspace && call->workspace_bytes >= layer->workspace_bytes)
         return FP8_OK;
-    size_t bytes = 0;
-    FP8_TRY(fp8_layer_bytes(layer, check->tokens, FP8_BYTES_WORKSPACE, &bytes));
+    size_t bytes = fp8_layer_workspace(layer, check->tokens);
     if (!call->workspace || call->workspace_bytes < bytes)
         return fp8_fail(
             FP8_ERR_WORKSPACE,
