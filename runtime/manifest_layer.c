@@ -324,10 +324,11 @@ static fp8_status read_recipe(struct fp8_reader *reader, const json_t *record,
 fp8_status fp8_manifest_layer(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                               const json_t *record, struct fp8_layer_plan *plan)
 {
-    static const char *const keys[] = { "name",       "in_features", "out_features", "tokens",
-                                        "max_tokens", "count",       "recipe",       "compute",
-                                        "bias",       "passes",      "buffers",      "accumulation",
-                                        "dequantize", NULL };
+    static const char *const keys[] = { "name",       "in_features", "out_features",
+                                        "tokens",     "max_tokens",  "count",
+                                        "recipe",     "compute",     "bias",
+                                        "passes",     "buffers",     "accumulation",
+                                        "dequantize", "shard",       NULL };
     static const char *const computes[] = { "fp8" };
     int64_t count;
     int compute = 0;
@@ -341,6 +342,7 @@ fp8_status fp8_manifest_layer(struct fp8_reader *reader, const struct fp8_manife
     FP8_TRY(fp8_read_word(reader, record, "compute", computes, 1, &compute));
     FP8_TRY(fp8_read_bool(reader, record, "bias", &plan->has_bias));
     FP8_TRY(read_recipe(reader, record, plan));
+    FP8_TRY(fp8_manifest_shard(reader, manifest, record, plan));
     FP8_TRY(fp8_manifest_buffers(reader, record, plan));
     FP8_TRY(read_passes(reader, manifest, record, plan));
     FP8_TRY(read_dequantize(reader, manifest, record, plan));

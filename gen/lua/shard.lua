@@ -4,7 +4,7 @@
 -- what its spec says under `shard`. Out: parts { first, count } of a dim, rectangles of the weight,
 -- pieces of element ranges, and the list of collectives of one training step, in the order in which
 -- every rank issues them. Pure arithmetic on whole numbers: it chooses nothing and prints nothing;
--- the runtime does the same sums in C (a test compares the two).
+-- the runtime reads the chunks from the manifest.
 --
 -- Not obvious: all chunks of a dim have the same size, ceil(n / ranks) cut up to a multiple, so that
 -- one collective of equal sends serves every dim; what is missing at the end is padding of the last
@@ -118,27 +118,29 @@ function shard.amaxes(layer)
     return 1 -- also the tensor scale of rowwise_hp_wgrad's transposed copy
 end
 
--- Bytes that each rank sends of w: its chunk of rows, padded to the FP8 copy's leading dim, with the
--- scales of the rows. As bf16 where the layer computes in it.
-function shard.payload(layer, ranks, pad_ld)
+-- Bytes that each rank sends of a layer: a piece with its scales, its chunk of rows, padded to the FP8
+-- copy's leading dim, and with rows that have scales of their own those; its chunk of the bias in bf16.
+-- The whole weight as bf16 where the layer computes in it.
+function shard.payload(layer, ranks, format)
+    local recipe, k = layer.recipe.name, layer.in_features
     local chunk = shard.chunk(layer.out_features, ranks, shard.multiple(layer.recipe))
-    if layer.compute == "bf16" then return chunk * layer.in_features * 2 end
-    local bytes = chunk * roundup(layer.in_features, pad_ld)
-    local recipe = layer.recipe.name
+    local bias = layer.bias and chunk * 2 or 0
+    if layer.compute == "bf16" then return chunk * k * 2 + bias end
+    local scales = format.part_align -- float32[16], to the next part
     if recipe == "rowwise" or recipe == "rowwise_hp_wgrad" then
-        bytes = bytes + chunk * 4
+        scales = scales + chunk * 4
     elseif recipe == "block" then
-        bytes = bytes + chunk // 128 * roundup(ceil_div(layer.in_features, 128), 4) * 4
+        scales = scales + chunk // 128 * roundup(ceil_div(k, 128), 4) * 4
     end
-    return bytes
+    return roundup(scales + chunk * roundup(k, format.pad_ld), format.part_align) + bias
 end
 
 -- Neighbours with one group's name are gathered together: lists of indices, in order.
 local function gather_groups(layers)
     local groups = {}
     for i, layer in ipairs(layers) do
-        local name, before = layer.shard.group, layers[i - 1]
-        if name and before and before.shard.group == name then
+        local name, before = layer.gather_group, layers[i - 1]
+        if name and before and before.gather_group == name then
             table.insert(groups[#groups], i)
         else
             groups[#groups + 1] = { i }
@@ -148,25 +150,26 @@ local function gather_groups(layers)
 end
 
 -- The collectives of one step over the fsdp axis, in order: a list of { op, pass, layers, bytes,
--- dtype, reduce }, bytes sent a rank; layers are indices. Nothing in it depends on the rank: chunks are
--- equal, and an empty shard sends pads.
-function shard.collectives(layers, ranks, pad_ld)
-    local list, groups = {}, gather_groups(layers)
+-- dtype }: bytes that a rank sends, or gives to the sum; layers are indices. Nothing in it depends on the
+-- rank: chunks are equal, and an empty shard sends pads.
+function shard.collectives(model, format)
+    local list, layers, ranks = {}, model.layers, model.mesh.fsdp
+    local groups = gather_groups(layers)
     if ranks == 1 then return list end
-    local function add(op, pass, indices, bytes, more)
-        local item = { op = op, pass = pass, layers = indices, bytes = bytes }
-        for key, value in pairs(more or {}) do item[key] = value end
-        list[#list + 1] = item
+    local function add(op, pass, indices, bytes, dtype)
+        list[#list + 1] = { op = op, pass = pass, layers = indices, bytes = bytes, dtype = dtype }
     end
     local function gather(pass, group)
-        local indices, bytes = {}, 0
-        for _, i in ipairs(group) do
-            if pass == "fprop" or layers[i].shard.backward == "gather" then
-                indices[#indices + 1] = i
-                bytes = bytes + shard.payload(layers[i], ranks, pad_ld)
-            end
-        end
-        if #indices > 0 then add("all_gather", pass, indices, bytes) end
+        local bytes = 0
+        for _, i in ipairs(group) do bytes = bytes + shard.payload(layers[i], ranks, format) end
+        add("all_gather", pass, table.move(group, 1, #group, 1, {}), bytes, "uint8")
+    end
+    local function reduce(i)
+        local layer = layers[i]
+        local rows = shard.chunk(layer.out_features, ranks, shard.multiple(layer.recipe)) * ranks
+        local size = layer.grad_weight == "fp32" and 4 or 2
+        local bytes = rows * layer.in_features * size + (layer.bias and rows * 4 or 0)
+        add("reduce_scatter", "wgrad", { i }, bytes, layer.grad_weight)
     end
     local amaxes, with_amax = 0, {}
     for i, layer in ipairs(layers) do
@@ -174,18 +177,11 @@ function shard.collectives(layers, ranks, pad_ld)
         if count > 0 then with_amax[#with_amax + 1] = i end
         amaxes = amaxes + count
     end
-    if amaxes > 0 then add("all_reduce_max", "weight", with_amax, amaxes * 4, { dtype = "fp32" }) end
+    if amaxes > 0 then add("all_reduce_max", "weight", with_amax, amaxes * 4, "fp32") end
     for _, group in ipairs(groups) do gather("fprop", group) end
     for g = #groups, 1, -1 do
-        gather("dgrad", groups[g])
-        for at = #groups[g], 1, -1 do
-            local i = groups[g][at]
-            local layer = layers[i]
-            local chunk = shard.chunk(layer.out_features, ranks, shard.multiple(layer.recipe))
-            add("reduce_scatter", "wgrad", { i },
-                chunk * ranks * layer.in_features * (layer.shard.reduce_dtype == "bf16" and 2 or 4),
-                { dtype = layer.shard.reduce_dtype, reduce = layer.shard.reduce_op })
-        end
+        if model.shard.backward == "gather" then gather("dgrad", groups[g]) end
+        for at = #groups[g], 1, -1 do reduce(groups[g][at]) end
     end
     return list
 end

@@ -164,79 +164,83 @@ static void test_pieces(void **state)
 
 /* A model of random layers; what its ranks issue. */
 #define COLLECTIVES                                                                                \
+    "local format = { pad_ld = 128, part_align = 256 }\n"                                          \
     "local recipes = { 'current', 'rowwise', 'block', 'delayed', 'rowwise_hp_wgrad' }\n"           \
-    "local function layers_of(count)\n"                                                            \
+    "local function model_of(count, ranks)\n"                                                      \
     "    local layers = {}\n"                                                                      \
     "    for i = 1, count do\n"                                                                    \
     "        layers[i] = { out_features = random(3000), in_features = random(3000),\n"             \
-    "            recipe = { name = recipes[random(#recipes)] },\n"                                 \
+    "            recipe = { name = recipes[random(#recipes)] }, bias = random(2) == 1,\n"          \
     "            compute = random(5) == 1 and 'bf16' or 'fp8',\n"                                  \
-    "            shard = { backward = random(2) == 1 and 'gather' or 'keep',\n"                    \
-    "                reduce_dtype = random(2) == 1 and 'bf16' or 'fp32', reduce_op = 'sum',\n"     \
-    "                group = ({ 'a', 'b', false })[random(3)] or nil } }\n"                        \
+    "            grad_weight = random(2) == 1 and 'bf16' or 'fp32',\n"                             \
+    "            gather_group = ({ 'a', 'b', false })[random(3)] or nil }\n"                       \
     "    end\n"                                                                                    \
-    "    return layers\n"                                                                          \
+    "    return { layers = layers, mesh = { tensor = 1, fsdp = ranks },\n"                         \
+    "        shard = { backward = random(2) == 1 and 'gather' or 'keep', reduce = 'sum' } }\n"     \
     "end\n"
 
 static void test_collectives(void **state)
 {
     (void)state;
-    run_lua(
-        PRELUDE COLLECTIVES
-        "for i = 1, 60 do for _, ranks in ipairs { 1, 2, 3, 7, 8, 64 } do\n"
-        "    local layers = layers_of(random(9))\n"
-        "    local list = shard.collectives(layers, ranks, 128)\n"
-        "    assert(ranks > 1 or #list == 0)\n"
-        "    local gathered, again, reduced, amax, phase = {}, {}, {}, {}, 0\n"
-        "    local order = { weight = 1, fprop = 2, dgrad = 3, wgrad = 3 }\n"
-        "    for _, c in ipairs(list) do\n"
-        "        assert(order[c.pass] >= phase)\n"
-        "        phase = order[c.pass]\n"
-        "        assert(math.type(c.bytes) == 'integer' and c.bytes > 0 and #c.layers > 0)\n"
-        "        local set = c.op == 'all_reduce_max' and amax or c.op == 'reduce_scatter' and "
-        "reduced\n"
-        "            or c.pass == 'fprop' and gathered or again\n"
-        "        for at, index in ipairs(c.layers) do\n"
-        "            assert(not set[index]) -- once a step\n"
-        "            set[index] = true\n"
-        "            assert(at == 1 or c.op == 'all_reduce_max' or c.layers[at - 1] < index)\n"
-        "        end\n"
-        "        if c.op == 'reduce_scatter' then -- its rows for every rank, of the same size\n"
-        "            assert(c.bytes % ranks == 0)\n"
-        "            local layer = layers[c.layers[1]]\n"
-        "            assert(c.bytes >= layer.out_features * layer.in_features * (c.dtype == 'bf16' "
-        "and 2 or 4))\n"
-        "            assert(not again[c.layers[1]] == (layer.shard.backward == 'keep'))\n"
-        "        end\n"
-        "    end\n"
-        "    for index, layer in ipairs(ranks > 1 and layers or {}) do\n"
-        "        assert(gathered[index] and reduced[index])\n"
-        "        assert((amax[index] or false) == (layer.compute ~= 'bf16' and layer.recipe.name "
-        "~= 'block'))\n"
-        "    end\n"
-        "end end\n");
+    run_lua(PRELUDE COLLECTIVES
+            "for i = 1, 60 do for _, ranks in ipairs { 1, 2, 3, 7, 8, 64 } do\n"
+            "    local model = model_of(random(9), ranks)\n"
+            "    local layers, list = model.layers, shard.collectives(model, format)\n"
+            "    assert(ranks > 1 or #list == 0)\n"
+            "    local gathered, again, reduced, amax, phase = {}, {}, {}, {}, 0\n"
+            "    local order = { weight = 1, fprop = 2, dgrad = 3, wgrad = 3 }\n"
+            "    for _, c in ipairs(list) do\n"
+            "        assert(order[c.pass] >= phase)\n"
+            "        phase = order[c.pass]\n"
+            "        assert(math.type(c.bytes) == 'integer' and c.bytes > 0 and #c.layers > 0)\n"
+            "        local set = c.op == 'all_reduce_max' and amax or c.op == 'reduce_scatter' and "
+            "reduced\n"
+            "            or c.pass == 'fprop' and gathered or again\n"
+            "        for at, index in ipairs(c.layers) do\n"
+            "            assert(not set[index]) -- once a step\n"
+            "            set[index] = true\n"
+            "            local before = layers[c.layers[at - 1]]\n"
+            "            assert(at == 1 or c.layers[at - 1] < index)\n"
+            "            assert(at == 1 or c.op == 'all_reduce_max'\n"
+            "                or before.gather_group == layers[index].gather_group)\n"
+            "        end\n"
+            "        if c.op == 'reduce_scatter' then -- rows for every rank, of the same size\n"
+            "            local layer = layers[c.layers[1]]\n"
+            "            local size = layer.grad_weight == 'bf16' and 2 or 4\n"
+            "            assert(c.bytes % ranks == 0 and c.dtype == layer.grad_weight)\n"
+            "            assert(c.bytes >= layer.out_features * layer.in_features * size)\n"
+            "            assert(not again[c.layers[1]] == (model.shard.backward == 'keep'))\n"
+            "        end\n"
+            "    end\n"
+            "    for index, layer in ipairs(ranks > 1 and layers or {}) do\n"
+            "        assert(gathered[index] and reduced[index])\n"
+            "        local has = layer.compute ~= 'bf16' and layer.recipe.name ~= 'block'\n"
+            "        assert((amax[index] or false) == has)\n"
+            "    end\n"
+            "end end\n");
 }
 
 static void test_payload(void **state)
 {
     (void)state;
-    run_lua(
-        "local shard = require 'shard'\n"
-        "local function layer(n, k, recipe, compute)\n"
-        "    return { out_features = n, in_features = k, recipe = { name = recipe },\n"
-        "        compute = compute or 'fp8' }\n"
-        "end\n"
-        "assert(shard.payload(layer(4096, 1024, 'current'), 2, 128) == 2048 * 1024)\n"
-        "assert(shard.payload(layer(10, 100, 'current'), 8, 128) == 2 * 128)\n"
-        "assert(shard.payload(layer(4096, 1024, 'rowwise'), 2, 128) == 2048 * 1024 + 2048 * 4)\n"
-        "assert(shard.payload(layer(256, 1000, 'block'), 2, 128) == 128 * 1024 + 8 * 4)\n"
-        "-- FP8 is never more than bf16 where rows are not short\n"
-        "for _, k in ipairs { 128, 1000, 4096 } do\n"
-        "    local fp8 = shard.payload(layer(512, k, 'rowwise'), 4, 128)\n"
-        "    assert(fp8 < shard.payload(layer(512, k, 'rowwise', 'bf16'), 4, 128))\n"
-        "end\n"
-        "assert(shard.multiple { name = 'block' } == 128)\n"
-        "assert(shard.multiple { name = 'current' } == 1)\n");
+    run_lua("local shard = require 'shard'\n"
+            "local format = { pad_ld = 128, part_align = 256 }\n"
+            "local function payload(ranks, n, k, recipe, compute, bias)\n"
+            "    return shard.payload({ out_features = n, in_features = k, recipe = { name = "
+            "recipe },\n"
+            "        compute = compute or 'fp8', bias = bias }, ranks, format)\n"
+            "end\n"
+            "assert(payload(2, 4096, 1024, 'current') == 256 + 2048 * 1024)\n"
+            "assert(payload(8, 10, 100, 'current') == 256 + 2 * 128)\n"
+            "assert(payload(8, 10, 100, 'current', 'fp8', true) == 256 + 2 * 128 + 2 * 2)\n"
+            "assert(payload(2, 4096, 1024, 'rowwise') == 256 + 2048 * 1024 + 2048 * 4)\n"
+            "assert(payload(2, 256, 1000, 'block') == 256 + 128 * 1024 + 256)\n"
+            "-- FP8 is never more than bf16 where rows are not short\n"
+            "for _, k in ipairs { 128, 1000, 4096 } do\n"
+            "    assert(payload(4, 512, k, 'rowwise') < payload(4, 512, k, 'rowwise', 'bf16'))\n"
+            "end\n"
+            "assert(shard.multiple { name = 'block' } == 128)\n"
+            "assert(shard.multiple { name = 'current' } == 1)\n");
 }
 
 int main(void)
