@@ -18,20 +18,13 @@
  *   model           name from the spec
  *   spec_hash       xxh128 (32 hex digits) of the spec's canonical form
  *   tuning_hash     xxh128 of the tuning file, or null
- *   mesh            { "tensor": 1, "fsdp": F }: F ranks share every weight. A bundle is the same for
- *                   all of them; `rank` is 0
+ *   mesh            { "tensor": 1, "fsdp": 1 }
  *   rank            0
- *   shard           { "backward": "gather"|"keep", "reduce": "average"|"sum" }: whether backward gathers
- *                   the weights again; what dw is over the ranks
  *   nvrtc           version of the NVRTC that compiled the cubins ("13.0"); absent if archs is
  *                   empty
  *   archs           ["sm_90a", ...], may be empty: then only a host context opens the bundle
  *   kernels         array of kernel records
  *   layers          array of layer records, in spec order
- *   collectives     absent for one rank; for people: what every rank issues in one step, in order:
- *                   [{ "op": "all_reduce_max"|"all_gather"|"reduce_scatter", "pass", "layers":
- *                   [names], "bytes" (a rank sends, or gives to the sum), "dtype",
- *                   "seconds" (null: not known) }]
  *   digest          xxh128 of the manifest's compact form (json_dumps JSON_COMPACT|JSON_SORT_KEYS)
  *                   with this key removed
  *
@@ -41,10 +34,14 @@
  *   entry       extern "C" symbol in the cubin
  *   template    "quantize.cu"
  *   parameters  what the template was expanded with (object of scalars; for people and tools)
- *   semantics   { "source_dtype", "second_dtype"?, "target_dtype", "power_of_two"?,
- *                 "accumulate"? }: what the op computes, read by the host backend; quantize:
- *               target_dtype is the format; gemm: source_dtype is that of a, second_dtype that of
- *               b, target_dtype that of out, all given
+ *   semantics   { "source_dtype"?, "second_dtype"?, "target_dtype"?, "power_of_two"?,
+ *                 "accumulate"?, "scaling"?, "block"?, "a_scaling"?, "b_scaling"?,
+ *                 "a_transposed"?, "b_transposed"? }: what the op computes, read by the host backend
+ *               quantising ops: source_dtype, target_dtype (the format; not of amax), power_of_two;
+ *               quantize_block: block "1x128" | "128x128"; dequantize: scaling "tensor" | "row" |
+ *               "block" | "tile"; gemm: source_dtype is that of a, second_dtype that of b,
+ *               target_dtype that of out, accumulate, a_scaling, b_scaling as in its step, all
+ *               given; a_transposed, b_transposed default to false
  *   args        ordered: [{ "name": <an argument of the op>, "type": "pointer"|"int64"|"int32" }];
  *               the kernel's parameter list. Names are the op's, in any order, none twice.
  *               A kernel of op gemm takes these twelve, each once:
@@ -80,30 +77,62 @@
  *   block       threads per CTA
  *   cluster     CTAs per cluster (1)
  *   shared_bytes  dynamic shared memory
+ *   cooperative  optional, true: all CTAs must be resident at once (they wait for each other); such
+ *               a grid is persistent, with both caps
  *   archs       optional: the archs that the kernel exists for; without it, all of the bundle
  *   cubins      [{ "arch", "file", "bytes", "xxh128" }], one per arch of the bundle that the kernel
  *               exists for, in the bundle's order
  *
  * layer record:
  *   name, in_features, out_features, tokens, max_tokens, count
- *   recipe        { "name": "current", "format": "hybrid"|"e4m3", "power_of_two": bool }
- *   compute       "fp8"
+ *   recipe        { "name": "current" | "delayed" | "rowwise" | "rowwise_hp_wgrad" | "block",
+ *                   "format": "hybrid" | "e4m3" (the last three recipes: "e4m3"),
+ *                   "power_of_two": bool }; delayed also has
+ *                 { "history_length": 1..65536, "algo": "max" | "most_recent", "margin": 0..16,
+ *                   "calibrate": bool }
+ *   compute       "fp8" | "bf16": with "bf16" there are no operands; the products read the caller's
+ *                 tensors x, w and dy
  *   bias          bool
  *   accumulation  { "fprop": "fast"|"split", "dgrad": .., "wgrad": .. }
- *   shard         { "rows", "multiple", "gather_group": name | null }: rank r of the mesh's fsdp axis
- *                 has rows [r * rows, (r + 1) * rows) of w, as far as there are any; rows =
- *                 roundup(ceil(out_features / fsdp), multiple), multiple 1 or 128. Neighbours of one
- *                 group are gathered by one collective. Passes and buffers are those of the whole w.
  *   buffers       array of buffer records
  *   passes        { "weight": [step..], "fprop": [..], "quantize_dy": [..], "wgrad": [..],
  *                   "dgrad": [..] }. The steps before the gemm step of fprop quantise x; they alone
  *                   run for the quantise primitive, the gemm step alone for an x already quantised.
- *   dequantize    { "e4m3": kernel name, "e5m2": kernel name }, the formats this layer uses
+ *                   Together the steps of weight, fprop and quantize_dy write every part that the
+ *                   recipe gives w, x and dy.
+ *   given         { "x": [step..], "w": [..], "dy": [..] } or null: what runs instead where the
+ *                 caller has the amax of the tensor already (recipes of tensor scaling)
+ *   dequantize    { "<format>_<scaling>": kernel name }, e.g. "e4m3_tensor", for every copy that
+ *                 this layer's operands have
+ *   transpose     name of a kernel of op transpose, or null: w's transposed copy cannot be made from
+ *                 its row copy (recipes of row scaling, compute "bf16")
+ *   roll          delayed: name of a kernel of op roll; absent otherwise
+ *
+ * The scalings of a recipe's operands, row copy / transposed copy ("-": no such copy):
+ *                      x              w              dy
+ *   current, delayed   tensor/tensor  tensor/tensor  tensor/tensor
+ *   rowwise            row/row        row/row        row/row
+ *   rowwise_hp_wgrad   row/-          row/tensor     row/-
+ *   block              block/block    tile/tile      block/block
+ * Where x has no transposed copy, wgrad multiplies the caller's own dy and x, in bf16.
  *
  * buffer record: { "name", "object", "part"?, "dtype", "rows": dim, "cols": dim }
- *   object  "caller"     an argument of the pass: x w bias y dy dx dw dbias found_inf operand
- *           target
- *           "x" "w" "dy" a part of that operand: part = "scales" | "row" | "transposed"
+ *   object  "caller"     an argument of the pass: x w bias y dy dx dw dbias found_inf; amax: the
+ *                        amax that is given; when: the device's word that a call depends on
+ *           "x" "w" "dy" a part of that operand, in this order in memory: part =
+ *                          "scales"             fp32 [1][16]; tensor scaling: [0] scale,
+ *                                               [4] scale_inv, [8] amax; else not written
+ *                          "row_scales"         if there is a row copy, not of tensor scaling
+ *                          "row"
+ *                          "transposed_scales"  if there is such a copy, not of tensor scaling
+ *                          "transposed"
+ *                        Scale parts hold scale_inv in fp32, entries beyond the operand are 0; for a
+ *                        copy of r rows and depth d:
+ *                          row    [1][roundup(r, 16)]
+ *                          block  [ceil(d / 128)][roundup(r, 8)]      element (k block, row)
+ *                          tile   [ceil(r / 128)][roundup(ceil(d / 128), 4)]  (row block, k block)
+ *           "state"      delayed: the place of the pass's tensor in the state: part = "scale",
+ *                        "amax" (its running maximum; NULL in evaluation) of fp32, "fresh" of uint32
  *           "workspace"  scratch of one call
  *   rows x cols elements are what the buffer holds; for "caller" these are the exact extents and
  *   the leading dim is the caller's; for others the memory is rows * cols elements, ld = cols
@@ -118,10 +147,17 @@
  *                                wanted)
  *             "<buffer>.ld"      elements from row to row     "<buffer>.rows"  its rows (padded)
  *             "accumulate"       the call's accumulate flag (0 or 1)
+ *             "epoch"            a number that no other call of this process has
  *   Every argument of the op is given. Ops other than gemm name the `kernel` that implements them
  *   on CUDA; the host backend executes the op itself. They also have a "reason", for people.
+ *   An amax step that a quantize step follows may have
+ *     alternative       { "kernel", "args", "elements_per_sm" }: a step of op fused, taken instead of
+ *                       both on CUDA where rows * cols <= elements_per_sm * SMs of the call
  *   gemm steps have, besides args:
- *     a_dtype, b_dtype  "e4m3" | "e5m2"       out_dtype "bf16" | "fp16" | "fp32"
+ *     a_dtype, b_dtype  "e4m3" | "e5m2" | "bf16" (both or none)   out_dtype "bf16" | "fp16" | "fp32"
+ *     a_scaling, b_scaling  "tensor" | "row" | "block" | "tile": of the copies that the pass reads;
+ *                       "none" of bf16
+ *     a_transposed, b_transposed  bool: the operand is stored [depth][rows] ([depth][cols]); of bf16
  *     accumulation      "fast" | "split"
  *     stage             workspace buffer for outputs that cuBLASLt cannot write in place
  *     stage_bias        workspace buffer for a bias that must be moved for it, or null
@@ -147,13 +183,23 @@
 #define FP8_BUNDLE_FORMAT_H
 
 #define FP8_BUNDLE_FORMAT "fp8gen-bundle"
-#define FP8_BUNDLE_FORMAT_VERSION 2
+#define FP8_BUNDLE_FORMAT_VERSION 3
 #define FP8_BUNDLE_MANIFEST "manifest.json"
 #define FP8_BUNDLE_KERNEL_DIR "kernels"
 
 /* Leading dims of FP8 buffers are multiples of this many bytes, their rows of FP8_PAD_ROWS. */
 #define FP8_PAD_LD 128
 #define FP8_PAD_ROWS 16
+/* Rows of scales are padded: of "row" and "block" scaling by rows, of "tile" by k blocks. */
+#define FP8_PAD_ROW_SCALES 16
+#define FP8_PAD_BLOCK_SCALES 8
+#define FP8_PAD_TILE_SCALES 4
+/* Sides of the blocks of scaling by block. */
+#define FP8_BLOCK 128
+/* Rows of the source that one row of partial sums (dbias) stands for: of op quantize_row, which also
+ * leaves the amaxes of the columns of such bands; of all others. */
+#define FP8_BAND_ROWS 32
+#define FP8_DBIAS_ROWS 128
 /* Every part of an operand and every workspace buffer starts at a multiple of this. */
 #define FP8_PART_ALIGN 256
 /* Places in the float32[16] "scales" part of an operand (cuBLASLt wants them 16 bytes apart). */
@@ -161,8 +207,6 @@
 #define FP8_SCALES_SCALE 0
 #define FP8_SCALES_SCALE_INV 4
 #define FP8_SCALES_AMAX 8
-/* Ranks along one axis of a mesh at most. */
-#define FP8_MAX_RANKS 4096
 /* Longest argument list of an op. */
 #define FP8_OP_MAX_ARGS 24
 /* The one parameter of gemm kernels that is no argument of the op. */
@@ -175,7 +219,8 @@
 /* A tensor map needs an address and a row pitch that are multiples of this. */
 #define FP8_MAP_ALIGN 16
 
-/* The ops, with their arguments: X(name, type). What each must do:
+/* The ops, with their arguments: X(name, type). `when`, of all that quantise: NULL, or a uint32 in
+ * device memory: the op does nothing at all where it is 0 at run time. What each must do:
  *
  * amax: partials[0 .. n_partials) receives non-negative float32 values (bit patterns of |x|), whose
  *   maximum is the largest finite |source[i,j]|, 0 if there is none; every entry is written.
@@ -191,43 +236,143 @@
  *   dbias_partials[r][j], in ascending order of r, in fp32; the amax step before it left the
  *   partials.
  *
+ * fused: amax, then quantize, in one cooperative launch. barrier: uint64[CTAs + 1], any contents;
+ *   CTAs tell each other by epoch that their partial is there, and leave another value behind, so
+ *   that the same epoch serves again when a graph is replayed.
+ *
+ * cast: as quantize, with a scale that is known before source is read, in one pass.
+ *   fresh, if not NULL, and not 0 at run time: amax = max of partials, as in quantize;
+ *   else known_is_amax: amax = *known; else the scale is *known and scales[8] is 0.
+ *   amax, if not NULL, becomes max(amax, the largest finite |source|) in any order of CTAs; what is
+ *   negative (did not run) counts as 0. row, transposed: as in quantize. found_inf, dbias_partials:
+ *   as in amax. partials is only read where fresh is given.
+ *
+ * column_sums: dbias[j] = (accumulate ? dbias[j] : 0) + sum over r < partial_rows, ascending, of
+ *   partials[r][j], in fp32. dbias NULL: nothing.
+ *
+ * quantize_row: row[i,j] = cast(source[i,j] * scale of row i), from the amax of row i, zero outside
+ *   rows x cols; row_scales[i] = scale_inv, 0 for i >= rows up to roundup(rows, 16). row may be NULL,
+ *   row_scales too. column_partials[ceil(rows/32)][column_partials_ld], if not NULL: the finite amax
+ *   of each column in each band of 32 rows. found_inf, dbias_partials: as in amax, but
+ *   dbias_partials by 32 rows.
+ *
+ * quantize_column: transposed[j,i] = cast(source[i,j] * scale of column j), from the maximum of its
+ *   column_partials, zero outside; transposed_scales[j] = scale_inv, 0 for j >= cols up to
+ *   roundup(cols, 16). transposed may be NULL, transposed_scales too.
+ *
+ * quantize_block: a scale for each 1 x 128 along the row ("1x128": the row copy has scaling block, the
+ *   transposed copy a scale for each 128 x 1 of source) or for each 128 x 128 ("128x128": both copies
+ *   have scaling tile, the same numbers). Each copy and its scales may be NULL. found_inf,
+ *   dbias_partials: as in amax.
+ *
+ * transpose: transposed[j,i] = source[i,j] of FP8 bytes, zero outside, the scale kept. scales,
+ *   transposed_scales: of scaling tile, transposed likewise; else NULL.
+ *
+ * roll: an optimizer step of delayed scaling, of all tensors t of a state with running[t] >= 0:
+ *   history[counts[t] % length][t] = running[t], counts[t] += 1, running[t] = -1, fresh[t] = 0;
+ *   amax = that entry (most_recent), or the largest of the min(counts[t], length) entries; scale[t] by
+ *   NUMERICS section 2 with maxima[t] (the format's, over 2^margin), kept where amax is 0.
+ *   scale, running, maxima: fp32[tensors]; counts: int32, fresh: uint32[tensors]; history:
+ *   fp32[length][tensors].
+ *
  * store: target[i,j] = convert(source[i,j]) or, for an accumulate kernel, convert(target + source).
  *
- * dequantize: target[i,j] = decode(source[i,j]) * scales[4], or decode(source[j,i]) if transposed.
+ * dequantize: target[i,j] = decode(source[i,j]) * scale_inv of the element by the kernel's scaling,
+ *   or of source[j,i] if transposed (scales are then those of the transposed copy). scales: a scale
+ *   part, scales_ld its ld; tensor: the part "scales".
  *
- * gemm: out[i,j] = sum_k a[i,k] b[j,k] * a_scales[4] * b_scales[4] (+ bias[j]) (+ out[i,j] if
- *   accumulate), rows x cols, k < depth; rounded once. depth is not padded: the tail up to ld is
- *   zero in both operands.
+ * gemm: out[i,j] = sum_k a[i,k] b[j,k], scaled, (+ bias[j]) (+ out[i,j] if accumulate), rows x cols,
+ *   k < depth; rounded once. depth is not padded: the tail up to ld is zero in both operands of FP8.
+ *   tensor: a_scales[4] * b_scales[4]; row: (sum * min(sa, sb)) * max(sa, sb) with the scales of row i
+ *   and row j; block and tile: sums of 128 of k each times sa * sb. bf16: a and b are the caller's,
+ *   scales NULL; a_transposed: element (i, k) is at a[k * a_ld + i].
  */
 /* clang-format off */
 #define FP8_OP_ARGS_AMAX(X)                                                                        \
     X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(partials, POINTER)      \
-    X(n_partials, INT32) X(found_inf, POINTER) X(dbias_partials, POINTER) X(dbias_ld, INT64)
+    X(n_partials, INT32) X(found_inf, POINTER) X(dbias_partials, POINTER) X(dbias_ld, INT64)       \
+    X(when, POINTER)
 
 #define FP8_OP_ARGS_QUANTIZE(X)                                                                    \
     X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(partials, POINTER)      \
     X(n_partials, INT32) X(scales, POINTER) X(row, POINTER) X(row_ld, INT64) X(row_rows, INT64)    \
     X(transposed, POINTER) X(transposed_ld, INT64) X(transposed_rows, INT64) X(dbias, POINTER)     \
-    X(dbias_partials, POINTER) X(dbias_ld, INT64) X(accumulate, INT32)
+    X(dbias_partials, POINTER) X(dbias_ld, INT64) X(accumulate, INT32) X(when, POINTER)
+
+#define FP8_OP_ARGS_FUSED(X)                                                                       \
+    X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(barrier, POINTER)       \
+    X(epoch, INT64) X(partials, POINTER) X(n_partials, INT32) X(scales, POINTER) X(row, POINTER)   \
+    X(row_ld, INT64) X(row_rows, INT64) X(transposed, POINTER) X(transposed_ld, INT64)             \
+    X(transposed_rows, INT64) X(found_inf, POINTER) X(dbias, POINTER) X(dbias_partials, POINTER)   \
+    X(dbias_ld, INT64) X(accumulate, INT32) X(when, POINTER)
+
+#define FP8_OP_ARGS_CAST(X)                                                                        \
+    X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(known, POINTER)         \
+    X(known_is_amax, INT32) X(fresh, POINTER) X(partials, POINTER) X(n_partials, INT32)            \
+    X(scales, POINTER) X(row, POINTER) X(row_ld, INT64) X(row_rows, INT64) X(transposed, POINTER)  \
+    X(transposed_ld, INT64) X(transposed_rows, INT64) X(amax, POINTER) X(found_inf, POINTER)       \
+    X(dbias_partials, POINTER) X(dbias_ld, INT64) X(when, POINTER)
+
+#define FP8_OP_ARGS_COLUMN_SUMS(X)                                                                 \
+    X(partials, POINTER) X(partials_ld, INT64) X(partial_rows, INT64) X(cols, INT64)               \
+    X(dbias, POINTER) X(accumulate, INT32)
+
+#define FP8_OP_ARGS_QUANTIZE_ROW(X)                                                                \
+    X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(row, POINTER)           \
+    X(row_ld, INT64) X(row_rows, INT64) X(row_scales, POINTER) X(column_partials, POINTER)         \
+    X(column_partials_ld, INT64) X(found_inf, POINTER) X(dbias_partials, POINTER)                  \
+    X(dbias_ld, INT64) X(when, POINTER)
+
+#define FP8_OP_ARGS_QUANTIZE_COLUMN(X)                                                             \
+    X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64)                           \
+    X(column_partials, POINTER) X(column_partials_ld, INT64) X(transposed, POINTER)                \
+    X(transposed_ld, INT64) X(transposed_rows, INT64) X(transposed_scales, POINTER)                \
+    X(when, POINTER)
+
+#define FP8_OP_ARGS_QUANTIZE_BLOCK(X)                                                              \
+    X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(row, POINTER)           \
+    X(row_ld, INT64) X(row_rows, INT64) X(row_scales, POINTER) X(row_scales_ld, INT64)             \
+    X(transposed, POINTER) X(transposed_ld, INT64) X(transposed_rows, INT64)                       \
+    X(transposed_scales, POINTER) X(transposed_scales_ld, INT64) X(found_inf, POINTER)             \
+    X(dbias_partials, POINTER) X(dbias_ld, INT64) X(when, POINTER)
+
+#define FP8_OP_ARGS_TRANSPOSE(X)                                                                   \
+    X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(transposed, POINTER)    \
+    X(transposed_ld, INT64) X(transposed_rows, INT64) X(scales, POINTER) X(scales_ld, INT64)       \
+    X(transposed_scales, POINTER) X(transposed_scales_ld, INT64) X(when, POINTER)
+
+#define FP8_OP_ARGS_ROLL(X)                                                                        \
+    X(scale, POINTER) X(running, POINTER) X(history, POINTER) X(counts, POINTER)                   \
+    X(fresh, POINTER) X(maxima, POINTER) X(tensors, INT64) X(length, INT64)                        \
+    X(most_recent, INT32) X(power_of_two, INT32)
 
 #define FP8_OP_ARGS_STORE(X)                                                                       \
     X(source, POINTER) X(source_ld, INT64) X(target, POINTER) X(target_ld, INT64) X(rows, INT64)   \
     X(cols, INT64)
 
 #define FP8_OP_ARGS_DEQUANTIZE(X)                                                                  \
-    X(source, POINTER) X(source_ld, INT64) X(scales, POINTER) X(target, POINTER)                   \
-    X(target_ld, INT64) X(rows, INT64) X(cols, INT64) X(is_transposed, INT32)
+    X(source, POINTER) X(source_ld, INT64) X(scales, POINTER) X(scales_ld, INT64)                  \
+    X(target, POINTER) X(target_ld, INT64) X(rows, INT64) X(cols, INT64) X(is_transposed, INT32)
 
 #define FP8_OP_ARGS_GEMM(X)                                                                        \
     X(a, POINTER) X(a_ld, INT64) X(b, POINTER) X(b_ld, INT64) X(a_scales, POINTER)                 \
-    X(b_scales, POINTER) X(bias, POINTER) X(out, POINTER) X(out_ld, INT64) X(rows, INT64)          \
-    X(cols, INT64) X(depth, INT64) X(accumulate, INT32)
+    X(a_scales_ld, INT64) X(b_scales, POINTER) X(b_scales_ld, INT64) X(bias, POINTER)              \
+    X(out, POINTER) X(out_ld, INT64) X(rows, INT64) X(cols, INT64) X(depth, INT64)                 \
+    X(accumulate, INT32)
 /* clang-format on */
 
 /* X(NAME, "name", argument list) */
 #define FP8_OPS(X)                                                                                 \
     X(AMAX, "amax", FP8_OP_ARGS_AMAX)                                                              \
     X(QUANTIZE, "quantize", FP8_OP_ARGS_QUANTIZE)                                                  \
+    X(FUSED, "fused", FP8_OP_ARGS_FUSED)                                                           \
+    X(CAST, "cast", FP8_OP_ARGS_CAST)                                                              \
+    X(COLUMN_SUMS, "column_sums", FP8_OP_ARGS_COLUMN_SUMS)                                         \
+    X(QUANTIZE_ROW, "quantize_row", FP8_OP_ARGS_QUANTIZE_ROW)                                      \
+    X(QUANTIZE_COLUMN, "quantize_column", FP8_OP_ARGS_QUANTIZE_COLUMN)                             \
+    X(QUANTIZE_BLOCK, "quantize_block", FP8_OP_ARGS_QUANTIZE_BLOCK)                                \
+    X(TRANSPOSE, "transpose", FP8_OP_ARGS_TRANSPOSE)                                               \
+    X(ROLL, "roll", FP8_OP_ARGS_ROLL)                                                              \
     X(STORE, "store", FP8_OP_ARGS_STORE)                                                           \
     X(DEQUANTIZE, "dequantize", FP8_OP_ARGS_DEQUANTIZE)                                            \
     X(GEMM, "gemm", FP8_OP_ARGS_GEMM)

@@ -8,6 +8,7 @@
  */
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "runtime/driver.h"
@@ -43,6 +44,18 @@ fp8_status fp8_report(const struct fp8_context *context, fp8_status status)
     if (status != FP8_OK && fp8_log_wanted(&context->log, FP8_LOG_ERROR))
         fp8_log_write(&context->log, FP8_LOG_ERROR, "%s", fp8_last_error());
     return status;
+}
+
+/* A number that differs from process to process and from context to context (splitmix64). */
+static uint64_t random_word(const void *address)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    uint64_t z = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    z += (uint64_t)(uintptr_t)address + ((uint64_t)getpid() << 40) + 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
 }
 
 static fp8_status create_host(struct fp8_context *context, const fp8_context_options *options)
@@ -152,6 +165,7 @@ fp8_status fp8_context_create(const fp8_context_options *options, fp8_context **
     fp8_log_setup(&made->log, options);
     made->max_sms = options->max_sms;
     bool is_host = options->device == FP8_DEVICE_HOST;
+    atomic_init(&made->epoch, random_word(made));
     fp8_status status = fp8_registry_create(&made->registry);
     if (status == FP8_OK)
         status = is_host ? create_host(made, options) : create_cuda(made, options);

@@ -141,6 +141,15 @@ enum {
     FP8_COPY_BOTH = 3u,
 };
 
+/* What shares a scale, in a copy of r rows along whose d columns the product sums. */
+typedef enum fp8_scaling {
+    FP8_SCALING_TENSOR = 0, /* all of the copy, and both copies */
+    FP8_SCALING_ROW = 1,    /* a row */
+    FP8_SCALING_BLOCK = 2,  /* 128 elements of a row */
+    FP8_SCALING_TILE = 3,   /* 128 x 128 */
+    FP8_SCALING_NONE = 4,   /* there is no such copy */
+} fp8_scaling;
+
 /* A quantised tensor: the FP8 copies and their scales, in one piece of the caller's memory.
  *
  * One kind of object serves the quantised weight, what fprop saves for backward (x transposed), what
@@ -149,19 +158,27 @@ enum {
  *
  * The caller sets size, data and bytes (FP8_OPERAND_INIT, fp8_layer_bytes) and leaves the rest zero;
  * the call that fills the operand sets the rest. Layout of the bytes, every part 256-byte aligned:
- *   scales      float32[16]: [0] scale, [4] scale_inv, [8] amax
- *   row         if copies & FP8_COPY_ROW: roundup(rows,16) rows of roundup(cols,128) bytes
- *   transposed  if copies & FP8_COPY_TRANSPOSED: roundup(cols,16) rows of roundup(rows,128) bytes
- * Pad bytes are zero. */
+ *   scales             float32[16]: [0] scale, [4] scale_inv, [8] amax, of the copies of tensor scaling
+ *   row_scales         if there is a row copy and its scaling is another
+ *   row                if copies & FP8_COPY_ROW: roundup(rows,16) rows of roundup(cols,128) bytes
+ *   transposed_scales  if there is a transposed copy and its scaling is not by tensor
+ *   transposed         if copies & FP8_COPY_TRANSPOSED: roundup(cols,16) rows of roundup(rows,128) bytes
+ * Pad bytes are zero. row_scales and transposed_scales hold scale_inv as float32; for a copy of r rows and
+ * depth d (row: rows, cols; transposed: cols, rows):
+ *   FP8_SCALING_ROW    [roundup(r,16)]                               element i: of row i
+ *   FP8_SCALING_BLOCK  [ceil(d/128)][roundup(r,8)]                   (b, i): of k in [128 b, 128 b + 128)
+ *   FP8_SCALING_TILE   [ceil(r/128)][roundup(ceil(d/128),4)]         (a, b): of 128 rows and 128 k */
 typedef struct fp8_operand {
     uint32_t size; /* sizeof(fp8_operand) */
     fp8_role role; /* set by the filling call */
     void *data;    /* 256-byte aligned */
     size_t bytes;
-    fp8_dtype dtype;  /* e4m3 or e5m2 */
-    uint32_t copies;  /* FP8_COPY_* present */
-    int64_t rows;     /* M of x and dy, N of w */
-    int64_t cols;     /* K of x and w, N of dy */
+    fp8_dtype dtype;                /* e4m3 or e5m2 */
+    uint32_t copies;                /* FP8_COPY_* present */
+    fp8_scaling row_scaling;        /* of the row copy; FP8_SCALING_NONE: the recipe has none */
+    fp8_scaling transposed_scaling; /* of the transposed copy */
+    int64_t rows;                   /* M of x and dy, N of w */
+    int64_t cols;                   /* K of x and w, N of dy */
     uint64_t version; /* of the weight: its own, or the one that fprop used; 0 = not known. It names
                        * the contents, not the operand: see fp8_weight_args */
     uint64_t reserved[4];
@@ -169,19 +186,24 @@ typedef struct fp8_operand {
 
 #define FP8_OPERAND_INIT                                                                           \
     {                                                                                              \
-        sizeof(fp8_operand), FP8_ROLE_NONE, NULL, 0, FP8_DTYPE_NONE, 0, 0, 0, 0,                   \
+        sizeof(fp8_operand), FP8_ROLE_NONE, NULL, 0, FP8_DTYPE_NONE, 0, FP8_SCALING_TENSOR,        \
+            FP8_SCALING_TENSOR, 0, 0, 0,                                                           \
         {                                                                                          \
             0, 0, 0, 0                                                                             \
         }                                                                                          \
     }
 
-/* Where the parts of a filled operand lie. NULL for a copy that is not there. */
+/* Where the parts of a filled operand lie. NULL for a part that is not there. */
 typedef struct fp8_operand_view {
     float *scales;       /* float32[16] as above */
     uint8_t *row;        /* [rows_padded][row_ld] */
     int64_t row_ld;      /* bytes */
     uint8_t *transposed; /* [cols_padded][transposed_ld] */
     int64_t transposed_ld;
+    float *row_scales;     /* as above; NULL with tensor scaling */
+    int64_t row_scales_ld; /* elements from one row of scales to the next */
+    float *transposed_scales;
+    int64_t transposed_scales_ld;
 } fp8_operand_view;
 
 /* Pure arithmetic on the struct; the pointers are in the memory of operand->data.

@@ -45,10 +45,20 @@ void fp8_frame_operand(struct fp8_frame *frame, fp8_role role, const fp8_operand
 {
     const int8_t *parts = frame->layer->plan->parts[role];
     fp8_operand_view view;
-    fp8_operand_layout(operand->data, operand->rows, operand->cols, operand->copies, &view);
-    frame->address[parts[FP8_PART_SCALES]] = view.scales;
-    frame->address[parts[FP8_PART_ROW]] = view.row;
-    frame->address[parts[FP8_PART_TRANSPOSED]] = view.transposed;
+    if (operand->copies == 0)
+        return;
+    fp8_operand_layout(operand, &view);
+    void *const addresses[FP8_PART_COUNT] = {
+        [FP8_PART_SCALES] = view.scales,
+        [FP8_PART_ROW_SCALES] = view.row_scales,
+        [FP8_PART_ROW] = view.row,
+        [FP8_PART_TRANSPOSED_SCALES] = view.transposed_scales,
+        [FP8_PART_TRANSPOSED] = view.transposed,
+    };
+    for (int part = 0; part < FP8_PART_COUNT; part++) {
+        if (parts[part] >= 0)
+            frame->address[parts[part]] = addresses[part];
+    }
 }
 
 /* ---- workspace ---- */
@@ -61,7 +71,8 @@ static bool is_scratch(const struct fp8_layer *layer, fp8_pass pass, int buffer,
         return !(layer->unused[pass] >> buffer & 1u);
     if (b->object != FP8_OBJECT_OPERAND)
         return false;
-    return b->part == FP8_PART_SCALES || (want_row && b->part == FP8_PART_ROW);
+    return b->part == FP8_PART_SCALES ||
+           (want_row && (b->part == FP8_PART_ROW || b->part == FP8_PART_ROW_SCALES));
 }
 
 static size_t bytes_of(const struct fp8_buffer *buffer, int64_t rows, int64_t ld)
@@ -77,7 +88,7 @@ void fp8_frame_workspace(struct fp8_frame *frame, fp8_pass pass, void *workspace
     for (int i = 0; i < steps->buffer_count; i++) {
         int index = steps->buffers[i];
         const struct fp8_buffer *buffer = &plan->buffers[index];
-        if (buffer->object == FP8_OBJECT_CALLER)
+        if (buffer->object == FP8_OBJECT_CALLER || buffer->object == FP8_OBJECT_STATE)
             continue;
         frame->rows[index] = fp8_dim_at(&buffer->rows, frame->tokens);
         frame->ld[index] = fp8_dim_at(&buffer->cols, frame->tokens);
@@ -130,23 +141,59 @@ static void evaluate(const struct fp8_frame *frame, const struct fp8_source *sou
         case FP8_FROM_ROWS:
             values[i].i = frame->rows[source->buffer];
             break;
+        case FP8_FROM_EPOCH:
+            values[i].i = fp8_context_epoch(frame->layer->context);
+            break;
         }
     }
 }
 
-/* An empty tensor has amax 0, so scale 1, and adds nothing to dbias. */
-static fp8_status quantize_nothing(const struct fp8_frame *frame, const fp8_value *args)
+/* All ops that quantise begin alike. */
+enum { SOURCE_ROWS = FP8_AMAX_rows, SOURCE_COLS = FP8_AMAX_cols };
+#define BEGINS_ALIKE(NAME)                                                                         \
+    _Static_assert((int)FP8_##NAME##_rows == (int)SOURCE_ROWS &&                                   \
+                       (int)FP8_##NAME##_cols == (int)SOURCE_COLS,                                 \
+                   #NAME)
+BEGINS_ALIKE(QUANTIZE);
+BEGINS_ALIKE(FUSED);
+BEGINS_ALIKE(CAST);
+BEGINS_ALIKE(QUANTIZE_ROW);
+BEGINS_ALIKE(QUANTIZE_COLUMN);
+BEGINS_ALIKE(QUANTIZE_BLOCK);
+
+/* The scales of an empty tensor: amax 0, so scale 1. */
+static fp8_status scale_nothing(const struct fp8_frame *frame, float *scales)
 {
     const struct fp8_context *context = frame->layer->context;
     static const uint32_t one = 0x3f800000u; /* 1.0f */
-    float *scales = args[FP8_QUANTIZE_scales].p;
     FP8_TRY(fp8_fill_words(context, scales, 0, FP8_SCALES_COUNT, frame->stream));
     FP8_TRY(fp8_fill_words(context, scales + FP8_SCALES_SCALE, one, 1, frame->stream));
-    FP8_TRY(fp8_fill_words(context, scales + FP8_SCALES_SCALE_INV, one, 1, frame->stream));
-    void *dbias = args[FP8_QUANTIZE_dbias].p;
-    if (!dbias || args[FP8_QUANTIZE_accumulate].i)
+    return fp8_fill_words(context, scales + FP8_SCALES_SCALE_INV, one, 1, frame->stream);
+}
+
+/* dbias of no rows: 0, or what it was. */
+static fp8_status sum_nothing(const struct fp8_frame *frame, void *dbias, int64_t cols,
+                              int64_t accumulate)
+{
+    if (!dbias || accumulate)
         return FP8_OK;
-    return fp8_fill_words(context, dbias, 0, args[FP8_QUANTIZE_cols].i, frame->stream);
+    return fp8_fill_words(frame->layer->context, dbias, 0, cols, frame->stream);
+}
+
+/* A step whose source has no rows: nothing is known of it, and no state is told of it. */
+static fp8_status quantize_nothing(const struct fp8_frame *frame, enum fp8_op op,
+                                   const fp8_value *args)
+{
+    switch (op) {
+    case FP8_OP_QUANTIZE:
+        FP8_TRY(scale_nothing(frame, args[FP8_QUANTIZE_scales].p));
+        return sum_nothing(frame, args[FP8_QUANTIZE_dbias].p, args[FP8_QUANTIZE_cols].i,
+                           args[FP8_QUANTIZE_accumulate].i);
+    case FP8_OP_CAST:
+        return scale_nothing(frame, args[FP8_CAST_scales].p);
+    default:
+        return FP8_OK;
+    }
 }
 
 static fp8_status run_gemm(const struct fp8_frame *frame, fp8_pass pass,
@@ -172,30 +219,56 @@ static fp8_status run_step(const struct fp8_frame *frame, fp8_pass pass,
                            const struct fp8_step *step)
 {
     fp8_value args[FP8_OP_MAX_ARGS];
+    evaluate(frame, step->args, fp8_op_arg_count(step->op), args);
     switch (step->op) {
-    case FP8_OP_AMAX:
-        evaluate(frame, step->args, FP8_AMAX_ARG_COUNT, args);
-        if (args[FP8_AMAX_rows].i == 0 || args[FP8_AMAX_cols].i == 0)
-            return FP8_OK;
-        break;
-    case FP8_OP_QUANTIZE:
-        evaluate(frame, step->args, FP8_QUANTIZE_ARG_COUNT, args);
-        if (args[FP8_QUANTIZE_rows].i == 0 || args[FP8_QUANTIZE_cols].i == 0)
-            return quantize_nothing(frame, args);
-        break;
     case FP8_OP_GEMM:
-        evaluate(frame, step->args, FP8_GEMM_ARG_COUNT, args);
         return run_gemm(frame, pass, step, args);
+    case FP8_OP_COLUMN_SUMS:
+        if (!args[FP8_COLUMN_SUMS_dbias].p)
+            return FP8_OK;
+        if (args[FP8_COLUMN_SUMS_partial_rows].i == 0)
+            return sum_nothing(frame, args[FP8_COLUMN_SUMS_dbias].p, args[FP8_COLUMN_SUMS_cols].i,
+                               args[FP8_COLUMN_SUMS_accumulate].i);
+        break;
+    case FP8_OP_QUANTIZE_COLUMN:
+        if (!args[FP8_QUANTIZE_COLUMN_transposed].p)
+            return FP8_OK;
+        /* fall through */
     default:
-        return fp8_fail(FP8_ERR_INTERNAL, "op %d is no step of a pass", (int)step->op);
+        if (args[SOURCE_ROWS].i == 0 || args[SOURCE_COLS].i == 0)
+            return quantize_nothing(frame, step->op, args);
     }
     return fp8_kernel_run(frame->layer->context, step->kernel, args, frame->stream, frame->sms);
+}
+
+const struct fp8_alternative *fp8_step_alternative(const struct fp8_layer *layer,
+                                                   const struct fp8_step *step, int64_t tokens,
+                                                   int32_t sms)
+{
+    const struct fp8_alternative *alternative = step->alternative;
+    if (!alternative || layer->context->is_host || !alternative->step.kernel->function)
+        return NULL;
+    int64_t sides[2], elements;
+    for (int i = 0; i < 2; i++) {
+        const struct fp8_source *source = &alternative->step.args[SOURCE_ROWS + i];
+        sides[i] = source->kind == FP8_FROM_TOKENS ? tokens : source->literal;
+    }
+    if (__builtin_mul_overflow(sides[0], sides[1], &elements) || elements == 0 ||
+        elements > alternative->elements_per_sm * sms)
+        return NULL;
+    return alternative;
 }
 
 fp8_status fp8_frame_run(const struct fp8_frame *frame, fp8_pass pass, int first, int end)
 {
     const struct fp8_pass_plan *plan = &frame->layer->plan->passes[pass];
-    for (int i = first; i < end; i++)
-        FP8_TRY(run_step(frame, pass, &plan->steps[i]));
+    for (int i = first; i < end; i++) {
+        const struct fp8_step *step = &plan->steps[i];
+        const struct fp8_alternative *alternative =
+            fp8_step_alternative(frame->layer, step, frame->tokens, frame->sms);
+        if (alternative)
+            i++; /* it stands for the quantize step, too */
+        FP8_TRY(run_step(frame, pass, alternative ? &alternative->step : step));
+    }
     return FP8_OK;
 }

@@ -27,6 +27,7 @@ int64_t fp8_gemm_extent(const struct fp8_gemm_plan *plan, int arg, int64_t token
         return fp8_dim_at(&buffers[source->buffer].rows, tokens);
     case FP8_FROM_ACCUMULATE:
     case FP8_FROM_ADDRESS:
+    case FP8_FROM_EPOCH:
         break;
     }
     return 0;

@@ -161,10 +161,10 @@ static fp8_status run_op(struct fp8_pool *pool, enum fp8_op op, const fp8_semant
         return run_dequantize(pool, semantics, args);
     case FP8_OP_GEMM:
         return fp8_host_gemm(pool, semantics, args);
-    case FP8_OP_COUNT:
-        break;
+    default:
+        return fp8_fail(FP8_ERR_UNSUPPORTED, "host backend: no op '%s'",
+                        (unsigned)op < FP8_OP_COUNT ? fp8_op_names[op] : "?");
     }
-    return fp8_fail(FP8_ERR_INTERNAL, "host backend: unknown op %d", (int)op);
 }
 
 fp8_status fp8_host_run(struct fp8_pool *pool, enum fp8_op op, const fp8_semantics *semantics,

@@ -9,6 +9,8 @@
 #ifndef FP8_INTERNAL_H
 #define FP8_INTERNAL_H
 
+#include <stdatomic.h>
+
 #include "runtime/check.h"
 #include "runtime/ops.h"
 
@@ -52,8 +54,16 @@ struct fp8_context {
     int32_t driver_version;
     uint64_t memory_bytes;
     struct fp8_registry *registry;
+    _Atomic uint64_t epoch; /* of the last cooperative launch */
     char name[128];
 };
+
+/* A number that no other call has: 63 bits, from a random start, so that what memory holds by chance is
+ * no such number. */
+static inline int64_t fp8_context_epoch(struct fp8_context *context)
+{
+    return (int64_t)(atomic_fetch_add_explicit(&context->epoch, 2, memory_order_relaxed) >> 1);
+}
 
 /* ---- layers by description (provide.c) ---- */
 
@@ -128,13 +138,31 @@ enum fp8_slot {
     FP8_SLOT_DW,
     FP8_SLOT_DBIAS,
     FP8_SLOT_FOUND_INF,
+    FP8_SLOT_AMAX, /* that is given */
+    FP8_SLOT_WHEN, /* the device's word that the call depends on */
     FP8_SLOT_COUNT
 };
 extern const char *const fp8_slot_names[FP8_SLOT_COUNT];
 
-enum fp8_object { FP8_OBJECT_CALLER, FP8_OBJECT_OPERAND, FP8_OBJECT_WORKSPACE };
-enum fp8_part { FP8_PART_SCALES, FP8_PART_ROW, FP8_PART_TRANSPOSED, FP8_PART_COUNT };
+enum fp8_object { FP8_OBJECT_CALLER, FP8_OBJECT_OPERAND, FP8_OBJECT_STATE, FP8_OBJECT_WORKSPACE };
+/* The parts of an operand, in the order of its memory. */
+enum fp8_part {
+    FP8_PART_SCALES,
+    FP8_PART_ROW_SCALES,
+    FP8_PART_ROW,
+    FP8_PART_TRANSPOSED_SCALES,
+    FP8_PART_TRANSPOSED,
+    FP8_PART_COUNT
+};
 extern const char *const fp8_part_names[FP8_PART_COUNT];
+/* The places of a tensor in a delayed scaling state. */
+enum fp8_place { FP8_PLACE_SCALE, FP8_PLACE_AMAX, FP8_PLACE_FRESH, FP8_PLACE_COUNT };
+extern const char *const fp8_place_names[FP8_PLACE_COUNT];
+/* The two copies of an operand: places in plan->scalings. */
+enum fp8_copy { FP8_ROW_COPY, FP8_TRANSPOSED_COPY, FP8_COPY_COUNT };
+/* Scalings that a copy can have: all but FP8_SCALING_NONE. */
+enum { FP8_SCALING_COUNT = FP8_SCALING_NONE };
+extern const char *const fp8_scaling_names[FP8_SCALING_COUNT + 1];
 /* "x", "w", "dy" by fp8_role; "none" for FP8_ROLE_NONE. */
 enum { FP8_ROLE_COUNT = 4 };
 extern const char *const fp8_role_names[FP8_ROLE_COUNT];
@@ -161,9 +189,10 @@ static inline int64_t fp8_dim_at(const struct fp8_dim *dim, int64_t tokens)
 struct fp8_buffer {
     const char *name;
     enum fp8_object object;
-    enum fp8_slot slot; /* caller */
-    fp8_role role;      /* operand */
-    enum fp8_part part; /* operand */
+    enum fp8_slot slot;   /* caller */
+    fp8_role role;        /* operand */
+    enum fp8_part part;   /* operand */
+    enum fp8_place place; /* state */
     fp8_dtype dtype;
     struct fp8_dim rows;
     struct fp8_dim cols;
@@ -176,6 +205,7 @@ enum fp8_source_kind {
     FP8_FROM_ADDRESS,
     FP8_FROM_LD,
     FP8_FROM_ROWS,
+    FP8_FROM_EPOCH,
 };
 
 struct fp8_source {
@@ -234,6 +264,7 @@ struct fp8_kernel {
     int32_t block;
     int32_t cluster;
     int32_t shared_bytes;
+    bool cooperative; /* all CTAs resident at once */
     int cubin_count;
     const struct fp8_cubin *cubins;
     void *module;   /* CUmodule, set by fp8_kernel_load */
@@ -286,12 +317,21 @@ static inline int fp8_range_at(const struct fp8_gemm_step *gemm, int64_t tokens)
     return index;
 }
 
+struct fp8_alternative;
+
 struct fp8_step {
     enum fp8_op op;
     const struct fp8_kernel *kernel; /* NULL for a gemm */
     fp8_semantics semantics;
-    struct fp8_gemm_step *gemm; /* NULL for all else */
+    struct fp8_gemm_step *gemm;                /* NULL for all else */
+    const struct fp8_alternative *alternative; /* of an amax and the quantize after it, or NULL */
     struct fp8_source args[FP8_OP_MAX_ARGS];
+};
+
+/* One launch for two steps, where the tensor fits on chip. */
+struct fp8_alternative {
+    struct fp8_step step; /* op fused */
+    int64_t elements_per_sm;
 };
 
 struct fp8_pass_plan {
@@ -303,32 +343,65 @@ struct fp8_pass_plan {
     uint64_t gemm_buffers; /* bit = buffer: the stages and the workspace of cuBLASLt */
 };
 
-/* How w[N,K] is spread over the ranks of the mesh: rank r has rows [r * rows, (r + 1) * rows) of it, as
- * far as there are any. */
-struct fp8_shard_plan {
-    int64_t rows;      /* of each chunk, pads of the last ones among them */
-    int64_t multiple;  /* which rows is a multiple of */
-    const char *group; /* neighbours of one group are gathered together; NULL: by itself */
+/* The step lists of a layer: the passes, and what runs instead of quantising steps where the amax is
+ * given. */
+enum { FP8_PLAN_GIVEN_X = FP8_PASS_COUNT, FP8_PLAN_GIVEN_W, FP8_PLAN_GIVEN_DY, FP8_PLAN_COUNT };
+/* The list for a given amax of x, w, dy. */
+static inline fp8_pass fp8_given_pass(fp8_role role)
+{
+    return (fp8_pass)(FP8_PLAN_GIVEN_X + (int)role - FP8_ROLE_X);
+}
+/* fp8_pass_name, or "given x". */
+const char *fp8_plan_pass_name(fp8_pass pass);
+
+enum fp8_recipe_kind {
+    FP8_RECIPE_CURRENT,
+    FP8_RECIPE_DELAYED,
+    FP8_RECIPE_ROWWISE,
+    FP8_RECIPE_ROWWISE_HP_WGRAD,
+    FP8_RECIPE_BLOCK,
+    FP8_RECIPE_COUNT
+};
+extern const char *const fp8_recipe_names[FP8_RECIPE_COUNT];
+
+struct fp8_recipe {
+    enum fp8_recipe_kind kind;
+    bool is_hybrid;
+    bool power_of_two;
+    bool calibrate; /* delayed, as all below */
+    bool most_recent;
+    int32_t margin;
+    int64_t history_length;
 };
 
 struct fp8_layer_plan {
     const char *name;
-    const char *recipe;
+    struct fp8_recipe recipe;
+    bool is_bf16; /* compute: no operands */
     int64_t in_features;
     int64_t out_features;
     int64_t tokens;
     int64_t max_tokens;
     bool has_bias;
-    struct fp8_shard_plan shard;
     int buffer_count;
     struct fp8_buffer buffers[FP8_MAX_BUFFERS];
     int8_t slots[FP8_SLOT_COUNT];                 /* buffer of a caller's tensor, or -1 */
     int8_t parts[FP8_ROLE_COUNT][FP8_PART_COUNT]; /* buffer of an operand's part */
-    fp8_dtype formats[FP8_ROLE_COUNT];
-    struct fp8_pass_plan passes[FP8_PASS_COUNT];
-    const struct fp8_kernel *dequantize_e4m3; /* NULL: the layer has no such operand */
-    const struct fp8_kernel *dequantize_e5m2;
+    int8_t places[FP8_PLACE_COUNT];               /* buffer of a place in the state, or -1 */
+    fp8_dtype formats[FP8_ROLE_COUNT];            /* none with compute bf16 */
+    fp8_scaling scalings[FP8_ROLE_COUNT][FP8_COPY_COUNT];
+    struct fp8_pass_plan passes[FP8_PLAN_COUNT]; /* given: without steps if there is none */
+    /* by format (e4m3, e5m2) and scaling; NULL: no copy of the layer's operands has these */
+    const struct fp8_kernel *dequantize[2][FP8_SCALING_COUNT];
+    const struct fp8_kernel *transpose; /* NULL: w's copies cannot be made from each other */
+    const struct fp8_kernel *roll;      /* NULL: not delayed */
 };
+
+static inline const struct fp8_kernel *fp8_dequantize_kernel(const struct fp8_layer_plan *plan,
+                                                             fp8_dtype format, fp8_scaling scaling)
+{
+    return plan->dequantize[format == FP8_DTYPE_E5M2][scaling];
+}
 
 /* Memory of a bundle: blocks that only grow and are freed together. */
 struct fp8_arena_block;
@@ -341,9 +414,6 @@ void fp8_arena_release(struct fp8_arena *arena);
 
 struct fp8_manifest {
     const char *nvrtc; /* "13.0"; NULL: not known */
-    int64_t fsdp;      /* ranks that share the weights */
-    bool keep;         /* a gathered weight serves backward too; else it is gathered again */
-    bool sum;          /* dw is the sum over the ranks, else the average */
     int arch_count;
     const char *archs[FP8_MAX_ARCHS];
     int kernel_count;
@@ -385,16 +455,32 @@ fp8_status fp8_kernel_run(const struct fp8_context *context, const struct fp8_ke
 
 /* ---- operands (operand.c) ---- */
 
-/* Bytes of an operand with these copies; -1 if that is beyond 2^62. */
-int64_t fp8_operand_bytes(int64_t rows, int64_t cols, uint32_t copies);
+/* What the size of an operand depends on. */
+struct fp8_shape {
+    int64_t rows;
+    int64_t cols;
+    uint32_t copies;
+    fp8_scaling scalings[FP8_COPY_COUNT];
+};
+/* The copies that the recipe has of a role: FP8_COPY_*. */
+static inline uint32_t fp8_operand_copies(const struct fp8_layer_plan *plan, fp8_role role)
+{
+    const fp8_scaling *scalings = plan->scalings[role];
+    return (scalings[FP8_ROW_COPY] != FP8_SCALING_NONE ? (uint32_t)FP8_COPY_ROW : 0u) |
+           (scalings[FP8_TRANSPOSED_COPY] != FP8_SCALING_NONE ? (uint32_t)FP8_COPY_TRANSPOSED : 0u);
+}
+/* The shape of a role's operand for M = tokens; copies that the recipe has not are left out. */
+struct fp8_shape fp8_operand_shape(const struct fp8_layer_plan *plan, fp8_role role, int64_t tokens,
+                                   uint32_t copies);
+/* Bytes of an operand; -1 if that is beyond 2^62. */
+int64_t fp8_operand_bytes(const struct fp8_shape *shape);
 /* The operand as a successful call leaves it. */
 void fp8_operand_fill(fp8_operand *operand, const struct fp8_layer_plan *plan, fp8_role role,
                       int64_t tokens, uint32_t copies, uint64_t version);
 /* The operand as it is before a call: memory that holds nothing. */
 void fp8_operand_clear(fp8_operand *operand);
-/* The view of memory `data` laid out for such an operand. */
-void fp8_operand_layout(void *data, int64_t rows, int64_t cols, uint32_t copies,
-                        fp8_operand_view *view);
+/* The view of a filled operand's memory; nothing is checked. */
+void fp8_operand_layout(const fp8_operand *operand, fp8_operand_view *view);
 
 /* ---- argument checks (tensor.c) ---- */
 
@@ -420,8 +506,8 @@ fp8_status fp8_check_matrix(const struct fp8_check *check, const char *name,
 fp8_status fp8_check_filled(const struct fp8_check *check, const char *name, fp8_role role,
                             uint32_t copies, const fp8_operand *operand);
 /* An operand that is about to be filled: its memory is there, aligned and large enough. */
-fp8_status fp8_check_target(const struct fp8_check *check, const char *name, int64_t rows,
-                            int64_t cols, uint32_t copies, const fp8_operand *operand);
+fp8_status fp8_check_target(const struct fp8_check *check, const char *name, fp8_role role,
+                            uint32_t copies, const fp8_operand *operand);
 /* The struct of an operand: its size field and reserved words. Then, that it is filled with this
  * role. */
 fp8_status fp8_check_operand_struct(const char *call, const char *name, const fp8_operand *operand);
@@ -464,6 +550,10 @@ void fp8_frame_operand(struct fp8_frame *frame, fp8_role role, const fp8_operand
 void fp8_frame_workspace(struct fp8_frame *frame, fp8_pass pass, void *workspace, bool want_row);
 /* Bytes that fp8_frame_workspace takes at most, the slack for an unaligned workspace included. */
 size_t fp8_frame_workspace_bytes(const struct fp8_layer *layer, fp8_pass pass, int64_t tokens);
+/* What is launched instead of an amax step and the quantize after it; NULL: the two. */
+const struct fp8_alternative *fp8_step_alternative(const struct fp8_layer *layer,
+                                                   const struct fp8_step *step, int64_t tokens,
+                                                   int32_t sms);
 /* Runs the steps [first, end) of a pass; the context is entered. */
 fp8_status fp8_frame_run(const struct fp8_frame *frame, fp8_pass pass, int first, int end);
 
@@ -501,7 +591,7 @@ struct fp8_layer {
     const struct fp8_layer_plan *plan;
     struct fp8_gemm_plan
         *gemms[FP8_PASS_COUNT];        /* NULL on the host and for passes without a gemm */
-    uint64_t unused[FP8_PASS_COUNT];   /* bit = buffer: workspace that the backend needs not */
+    uint64_t unused[FP8_PLAN_COUNT];   /* bit = buffer: workspace that the backend needs not */
     size_t workspace_bytes;            /* for max_tokens */
     _Atomic uint64_t workspace_memo;   /* of fp8_layer_workspace */
     char kernels[FP8_PASS_COUNT][192]; /* for fp8_layer_dispatch */

@@ -62,17 +62,19 @@ fp8_status fp8_manifest_buffers(struct fp8_reader *reader, const json_t *record,
                                 struct fp8_layer_plan *plan);
 /* -1 if there is none whose name is these `length` characters. */
 int fp8_manifest_find_buffer(const struct fp8_layer_plan *plan, const char *name, size_t length);
-/* Reads the mesh into the manifest, and how a layer's weight is spread over it into the plan. */
-fp8_status fp8_manifest_mesh(struct fp8_reader *reader, const json_t *root,
-                             struct fp8_manifest *manifest);
-fp8_status fp8_manifest_shard(struct fp8_reader *reader, const struct fp8_manifest *manifest,
-                              const json_t *record, struct fp8_layer_plan *plan);
 fp8_status fp8_manifest_layer(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                               const json_t *record, struct fp8_layer_plan *plan);
 /* The kernel that `key` names, which must implement `op`. */
 fp8_status fp8_manifest_kernel_named(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                                      const json_t *record, const char *key, enum fp8_op op,
                                      const struct fp8_kernel **kernel);
+/* The keys a_scaling, b_scaling, a_transposed, b_transposed of a gemm kernel's semantics or step. */
+fp8_status fp8_manifest_gemm_semantics(struct fp8_reader *reader, const json_t *object,
+                                       fp8_semantics *how);
+/* The steps of a list (manifest_steps.c): into the plan's pass. */
+fp8_status fp8_manifest_steps(struct fp8_reader *reader, const struct fp8_manifest *manifest,
+                              struct fp8_layer_plan *plan, const json_t *list, const char *key,
+                              fp8_pass pass);
 fp8_status fp8_manifest_dispatch(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                                  const struct fp8_layer_plan *plan, const json_t *record,
                                  const struct fp8_step *step);

@@ -28,30 +28,30 @@ static fp8_status no_layer(const struct fp8_bundle *bundle, const char *name)
                     bundle->path, list);
 }
 
-static const char *quantize_kernel(const struct fp8_pass_plan *pass)
-{
-    for (int i = 0; i < pass->gemm; i++) {
-        if (pass->steps[i].op == FP8_OP_QUANTIZE)
-            return pass->steps[i].kernel->name;
-    }
-    return "";
-}
-
 /* What fp8_layer_dispatch says of the passes that have no gemm. */
 static void describe_quantize(struct fp8_layer *layer, fp8_pass pass)
 {
     const struct fp8_pass_plan *steps = &layer->plan->passes[pass];
-    const struct fp8_semantics *how = &steps->steps[steps->gemm - 1].semantics;
-    snprintf(layer->kernels[pass], sizeof layer->kernels[pass], "%s, %s",
-             steps->steps[0].kernel->name, quantize_kernel(steps));
-    snprintf(layer->dtypes[pass], sizeof layer->dtypes[pass], "%s -> %s",
-             fp8_dtype_name(how->source_dtype), fp8_dtype_name(how->target_dtype));
+    char *names = layer->kernels[pass], *dtypes = layer->dtypes[pass];
+    size_t at = 0, size = sizeof layer->kernels[pass];
+    snprintf(names, size, "none");
+    snprintf(dtypes, sizeof layer->dtypes[pass], "none");
+    for (int i = 0; i < steps->gemm; i++) {
+        const struct fp8_semantics *how = &steps->steps[i].semantics;
+        int length = at < size ? snprintf(names + at, size - at, "%s%s", i ? ", " : "",
+                                          steps->steps[i].kernel->name)
+                               : 0;
+        at += length > 0 ? (size_t)length : 0;
+        if (how->target_dtype == FP8_DTYPE_E4M3 || how->target_dtype == FP8_DTYPE_E5M2)
+            snprintf(dtypes, sizeof layer->dtypes[pass], "%s -> %s",
+                     fp8_dtype_name(how->source_dtype), fp8_dtype_name(how->target_dtype));
+    }
 }
 
 static size_t workspace_bytes(const struct fp8_layer *layer, int64_t tokens)
 {
     size_t most = 0;
-    for (int pass = 0; pass < FP8_PASS_COUNT; pass++) {
+    for (int pass = 0; pass < FP8_PLAN_COUNT; pass++) {
         size_t bytes = fp8_frame_workspace_bytes(layer, (fp8_pass)pass, tokens);
         if (bytes > most)
             most = bytes;
@@ -184,7 +184,7 @@ fp8_status fp8_layer_describe(const fp8_layer *layer, fp8_layer_info *info)
         .w_format = plan->formats[FP8_ROLE_W],
         .dy_format = plan->formats[FP8_ROLE_DY],
         .name = plan->name,
-        .recipe = plan->recipe,
+        .recipe = fp8_recipe_names[plan->recipe.kind],
     };
     return FP8_OK;
 }
@@ -199,36 +199,27 @@ fp8_status fp8_layer_bytes(const fp8_layer *layer, int64_t tokens, fp8_bytes whi
     const struct fp8_layer_plan *plan = layer->plan;
     const struct fp8_check check = { .call = "layer_bytes", .plan = plan };
     FP8_TRY(fp8_check_tokens(&check, "tokens", tokens));
-    int64_t n = plan->out_features, k = plan->in_features, size = 0;
-    switch (which) {
-    case FP8_BYTES_WORKSPACE:
+    static const struct {
+        fp8_role role;
+        uint32_t copies;
+    } operands[] = {
+        [FP8_BYTES_X] = { FP8_ROLE_X, FP8_COPY_BOTH },
+        [FP8_BYTES_SAVED] = { FP8_ROLE_X, FP8_COPY_TRANSPOSED },
+        [FP8_BYTES_WEIGHT] = { FP8_ROLE_W, FP8_COPY_BOTH },
+        [FP8_BYTES_WEIGHT_ROW] = { FP8_ROLE_W, FP8_COPY_ROW },
+        [FP8_BYTES_GRAD] = { FP8_ROLE_DY, FP8_COPY_BOTH },
+        [FP8_BYTES_GRAD_ROW] = { FP8_ROLE_DY, FP8_COPY_ROW },
+        [FP8_BYTES_GRAD_TRANSPOSED] = { FP8_ROLE_DY, FP8_COPY_TRANSPOSED },
+    };
+    if (which == FP8_BYTES_WORKSPACE) {
         *bytes = fp8_layer_workspace(layer, tokens);
         return FP8_OK;
-    case FP8_BYTES_X:
-        size = fp8_operand_bytes(tokens, k, FP8_COPY_BOTH);
-        break;
-    case FP8_BYTES_SAVED:
-        size = fp8_operand_bytes(tokens, k, FP8_COPY_TRANSPOSED);
-        break;
-    case FP8_BYTES_WEIGHT:
-        size = fp8_operand_bytes(n, k, FP8_COPY_BOTH);
-        break;
-    case FP8_BYTES_WEIGHT_ROW:
-        size = fp8_operand_bytes(n, k, FP8_COPY_ROW);
-        break;
-    case FP8_BYTES_GRAD:
-        size = fp8_operand_bytes(tokens, n, FP8_COPY_BOTH);
-        break;
-    case FP8_BYTES_GRAD_ROW:
-        size = fp8_operand_bytes(tokens, n, FP8_COPY_ROW);
-        break;
-    case FP8_BYTES_GRAD_TRANSPOSED:
-        size = fp8_operand_bytes(tokens, n, FP8_COPY_TRANSPOSED);
-        break;
-    default:
-        return fp8_fail(FP8_ERR_ARGUMENT, "layer_bytes: which is %d; pass FP8_BYTES_*", (int)which);
     }
-    *bytes = (size_t)size;
+    if ((unsigned)which >= sizeof operands / sizeof operands[0])
+        return fp8_fail(FP8_ERR_ARGUMENT, "layer_bytes: which is %d; pass FP8_BYTES_*", (int)which);
+    const struct fp8_shape shape =
+        fp8_operand_shape(plan, operands[which].role, tokens, operands[which].copies);
+    *bytes = shape.copies ? (size_t)fp8_operand_bytes(&shape) : 0;
     return FP8_OK;
 }
 

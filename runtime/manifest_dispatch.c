@@ -49,6 +49,11 @@ static fp8_status check_kernel(const struct fp8_reader *reader, const struct fp8
             fp8_dtype_name(has->source_dtype), fp8_dtype_name(has->second_dtype),
             fp8_dtype_name(has->target_dtype), fp8_dtype_name(wants->source_dtype),
             fp8_dtype_name(wants->second_dtype), fp8_dtype_name(wants->target_dtype));
+    if (has->scaling != wants->scaling || has->second_scaling != wants->second_scaling)
+        return fp8_read_bad(
+            reader, "kernel '%.100s' is for scalings %s and %s, the step has %s and %s",
+            kernel->name, fp8_scaling_names[has->scaling], fp8_scaling_names[has->second_scaling],
+            fp8_scaling_names[wants->scaling], fp8_scaling_names[wants->second_scaling]);
     if (has->accumulate != accumulate)
         return fp8_read_bad(reader, "kernel '%.100s' %s", kernel->name,
                             accumulate ? "does not accumulate" : "accumulates");

@@ -186,25 +186,89 @@ static fp8_status read_grid(struct fp8_reader *reader, const json_t *record,
 
 /* ---- semantics ---- */
 
+enum { SOURCE = 1, TARGET = 2, GEMM = 4, SCALING = 8, BLOCK = 16 };
+
+/* What the semantics of an op's kernels must say. */
+static const uint8_t said[FP8_OP_COUNT] = {
+    [FP8_OP_AMAX] = SOURCE,
+    [FP8_OP_QUANTIZE] = SOURCE | TARGET,
+    [FP8_OP_FUSED] = SOURCE | TARGET,
+    [FP8_OP_CAST] = SOURCE | TARGET,
+    [FP8_OP_QUANTIZE_ROW] = SOURCE | TARGET,
+    [FP8_OP_QUANTIZE_COLUMN] = SOURCE | TARGET,
+    [FP8_OP_QUANTIZE_BLOCK] = SOURCE | TARGET | BLOCK,
+    [FP8_OP_STORE] = SOURCE | TARGET,
+    [FP8_OP_DEQUANTIZE] = SOURCE | TARGET | SCALING,
+    [FP8_OP_GEMM] = SOURCE | TARGET | GEMM,
+};
+
+static fp8_status read_dtype_of(struct fp8_reader *reader, const json_t *object, const char *key,
+                                bool needed, fp8_dtype *dtype)
+{
+    if (!needed && !json_object_get(object, key))
+        return FP8_OK;
+    return fp8_read_dtype(reader, object, key, dtype);
+}
+
+static fp8_status read_flag(struct fp8_reader *reader, const json_t *object, const char *key,
+                            bool needed, bool *flag)
+{
+    if (!needed && !json_object_get(object, key))
+        return FP8_OK;
+    return fp8_read_bool(reader, object, key, flag);
+}
+
+static fp8_status read_scaling(struct fp8_reader *reader, const json_t *object, const char *key,
+                               fp8_scaling *scaling)
+{
+    int word = 0;
+    FP8_TRY(fp8_read_word(reader, object, key, fp8_scaling_names, FP8_SCALING_COUNT + 1, &word));
+    *scaling = (fp8_scaling)word;
+    return FP8_OK;
+}
+
+fp8_status fp8_manifest_gemm_semantics(struct fp8_reader *reader, const json_t *object,
+                                       fp8_semantics *how)
+{
+    FP8_TRY(read_scaling(reader, object, "a_scaling", &how->scaling));
+    FP8_TRY(read_scaling(reader, object, "b_scaling", &how->second_scaling));
+    FP8_TRY(read_flag(reader, object, "a_transposed", false, &how->transposed));
+    return read_flag(reader, object, "b_transposed", false, &how->second_transposed);
+}
+
+static fp8_status read_block(struct fp8_reader *reader, const json_t *object, fp8_semantics *how)
+{
+    static const char *const blocks[] = { "1x128", "128x128" };
+    int word = 0;
+    FP8_TRY(fp8_read_word(reader, object, "block", blocks, 2, &word));
+    how->scaling = word == 0 ? FP8_SCALING_BLOCK : FP8_SCALING_TILE;
+    return FP8_OK;
+}
+
 static fp8_status read_semantics(struct fp8_reader *reader, const json_t *record,
                                  struct fp8_kernel *kernel)
 {
     static const char *const keys[] = { "source_dtype", "target_dtype", "power_of_two",
-                                        "accumulate",   "second_dtype", NULL };
+                                        "accumulate",   "second_dtype", "scaling",
+                                        "block",        "a_scaling",    "b_scaling",
+                                        "a_transposed", "b_transposed", NULL };
     const json_t *object;
     fp8_semantics *how = &kernel->semantics;
+    const unsigned needs = said[kernel->op];
     FP8_TRY(fp8_read_object(reader, record, "semantics", &object));
     size_t mark = fp8_read_enter(reader, "semantics");
     FP8_TRY(fp8_read_keys(reader, object, keys));
-    FP8_TRY(fp8_read_dtype(reader, object, "source_dtype", &how->source_dtype));
-    if (kernel->op == FP8_OP_GEMM || json_object_get(object, "second_dtype"))
-        FP8_TRY(fp8_read_dtype(reader, object, "second_dtype", &how->second_dtype));
-    if (kernel->op != FP8_OP_AMAX || json_object_get(object, "target_dtype"))
-        FP8_TRY(fp8_read_dtype(reader, object, "target_dtype", &how->target_dtype));
-    if (json_object_get(object, "power_of_two"))
-        FP8_TRY(fp8_read_bool(reader, object, "power_of_two", &how->power_of_two));
-    if (kernel->op == FP8_OP_GEMM || json_object_get(object, "accumulate"))
-        FP8_TRY(fp8_read_bool(reader, object, "accumulate", &how->accumulate));
+    FP8_TRY(read_dtype_of(reader, object, "source_dtype", needs & SOURCE, &how->source_dtype));
+    FP8_TRY(read_dtype_of(reader, object, "second_dtype", needs & GEMM, &how->second_dtype));
+    FP8_TRY(read_dtype_of(reader, object, "target_dtype", needs & TARGET, &how->target_dtype));
+    FP8_TRY(read_flag(reader, object, "power_of_two", false, &how->power_of_two));
+    FP8_TRY(read_flag(reader, object, "accumulate", needs & GEMM, &how->accumulate));
+    if (needs & SCALING)
+        FP8_TRY(read_scaling(reader, object, "scaling", &how->scaling));
+    if (needs & BLOCK)
+        FP8_TRY(read_block(reader, object, how));
+    if (needs & GEMM)
+        FP8_TRY(fp8_manifest_gemm_semantics(reader, object, how));
     fp8_read_leave(reader, mark);
     return FP8_OK;
 }
@@ -223,6 +287,10 @@ static fp8_status check_gemm(const struct fp8_reader *reader, const struct fp8_k
     if (!is_fp8(how->source_dtype) || !is_fp8(how->second_dtype))
         return fp8_read_bad(reader, "semantics: a gemm multiplies e4m3 and e5m2, not %s and %s",
                             fp8_dtype_name(how->source_dtype), fp8_dtype_name(how->second_dtype));
+    if (how->scaling == FP8_SCALING_NONE || how->second_scaling == FP8_SCALING_NONE ||
+        how->transposed || how->second_transposed)
+        return fp8_read_bad(reader, "semantics: operands of a gemm kernel have scales and are not "
+                                    "transposed");
     if (target != FP8_DTYPE_BF16 && target != FP8_DTYPE_FP16 && target != FP8_DTYPE_FP32)
         return fp8_read_bad(reader, "semantics: a gemm gives bf16, fp16 or fp32, not %s",
                             fp8_dtype_name(target));
@@ -241,6 +309,20 @@ static fp8_status check_gemm(const struct fp8_reader *reader, const struct fp8_k
         return fp8_read_bad(reader,
                             "rows of %zu bytes of the box of out: at most %d, in steps of %d",
                             bytes, FP8_BOX_ROW_BYTES, FP8_MAP_ALIGN);
+    return FP8_OK;
+}
+
+/* CTAs that wait for each other must all be there: their number may not depend on the tensor. */
+static fp8_status check_cooperative(const struct fp8_reader *reader,
+                                    const struct fp8_kernel *kernel)
+{
+    const struct fp8_grid *grid = &kernel->grid;
+    if (kernel->cooperative != (kernel->op == FP8_OP_FUSED))
+        return fp8_read_bad(reader, "kernels of op '%s' are %scooperative",
+                            fp8_op_names[kernel->op], kernel->cooperative ? "not " : "");
+    if (kernel->cooperative && (!grid->persistent || grid->ctas_per_sm < 1 || grid->max_ctas < 1))
+        return fp8_read_bad(reader, "a cooperative grid is persistent, with ctas_per_sm and "
+                                    "max_ctas");
     return FP8_OK;
 }
 
@@ -321,10 +403,9 @@ static fp8_status read_cubins(struct fp8_reader *reader, const json_t *record,
 fp8_status fp8_manifest_read_kernel(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                                     const json_t *record, struct fp8_kernel *kernel)
 {
-    static const char *const keys[] = { "name",         "op",        "entry",  "template",
-                                        "parameters",   "args",      "grid",   "block",
-                                        "shared_bytes", "semantics", "cubins", "cluster",
-                                        "archs",        NULL };
+    static const char *const keys[] = { "name",   "op",      "entry", "template",     "parameters",
+                                        "args",   "grid",    "block", "shared_bytes", "semantics",
+                                        "cubins", "cluster", "archs", "cooperative",  NULL };
     const json_t *parameters;
     const char *template_name;
     int64_t block = 0, cluster = 0, shared = 0;
@@ -345,6 +426,9 @@ fp8_status fp8_manifest_read_kernel(struct fp8_reader *reader, const struct fp8_
     kernel->block = (int32_t)block;
     kernel->cluster = (int32_t)cluster;
     kernel->shared_bytes = (int32_t)shared;
+    if (json_object_get(record, "cooperative"))
+        FP8_TRY(fp8_read_bool(reader, record, "cooperative", &kernel->cooperative));
+    FP8_TRY(check_cooperative(reader, kernel));
     if (kernel->op == FP8_OP_GEMM)
         FP8_TRY(check_gemm(reader, kernel));
     return read_cubins(reader, record, manifest, kernel);

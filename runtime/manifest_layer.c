@@ -1,262 +1,19 @@
 /*
- * manifest_layer.c - one layer record of a manifest: passes and steps.
+ * manifest_layer.c - one layer record of a manifest: numbers, recipe, lists of steps.
  *
- * In: the JSON record and the kernels read before it. Out: a fp8_layer_plan in which every argument
- * of every step is a source that a call can evaluate without a name. Buffers are read in
- * manifest_buffers.c, the choices of a gemm in manifest_dispatch.c; what the steps do with the
+ * In: the JSON record and the kernels read before it. Out: a fp8_layer_plan. The recipe says which
+ * copies the operands have and how these are scaled; everything else in the record must agree with
+ * it. Buffers are read in manifest_buffers.c, steps in manifest_steps.c; what the steps do with the
  * buffers is checked in plan_check.c.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/json_read.h"
 
 static const int64_t extent_limit = FP8_MANIFEST_EXTENT_LIMIT;
 
-/* ---- steps ---- */
-
-static void use_buffer(struct fp8_pass_plan *pass, int buffer)
-{
-    for (int i = 0; i < pass->buffer_count; i++) {
-        if (pass->buffers[i] == buffer)
-            return;
-    }
-    pass->buffers[pass->buffer_count++] = (int8_t)buffer;
-}
-
-static fp8_status source_of_text(struct fp8_reader *reader, const struct fp8_layer_plan *plan,
-                                 struct fp8_pass_plan *pass, const char *text,
-                                 struct fp8_source *source)
-{
-    if (strcmp(text, "M") == 0) {
-        source->kind = FP8_FROM_TOKENS;
-        return FP8_OK;
-    }
-    if (strcmp(text, "accumulate") == 0) {
-        source->kind = FP8_FROM_ACCUMULATE;
-        return FP8_OK;
-    }
-    const char *dot = strrchr(text, '.');
-    size_t length = dot ? (size_t)(dot - text) : strlen(text);
-    int buffer = fp8_manifest_find_buffer(plan, text, length);
-    if (buffer < 0)
-        return fp8_read_bad(reader, "there is no buffer '%.*s'", (int)length, text);
-    if (!dot)
-        source->kind = FP8_FROM_ADDRESS;
-    else if (strcmp(dot, ".ld") == 0)
-        source->kind = FP8_FROM_LD;
-    else if (strcmp(dot, ".rows") == 0)
-        source->kind = FP8_FROM_ROWS;
-    else
-        return fp8_read_bad(reader, "'%.100s' is no value; buffers have .ld and .rows", text);
-    source->buffer = (int8_t)buffer;
-    use_buffer(pass, buffer);
-    return FP8_OK;
-}
-
-static fp8_status read_source(struct fp8_reader *reader, const struct fp8_layer_plan *plan,
-                              struct fp8_pass_plan *pass, const json_t *value,
-                              enum fp8_arg_type type, struct fp8_source *source)
-{
-    if (!value)
-        return fp8_read_bad(reader, "the argument is missing");
-    *source = (struct fp8_source){ .kind = FP8_FROM_LITERAL, .buffer = -1 };
-    if (json_is_null(value)) {
-        if (type != FP8_ARG_POINTER)
-            return fp8_read_bad(reader, "null is no integer");
-        return FP8_OK;
-    }
-    if (json_is_integer(value)) {
-        source->literal = json_integer_value(value);
-        if (type == FP8_ARG_POINTER)
-            return fp8_read_bad(reader, "a number is no pointer");
-        if (source->literal < 0 || source->literal > extent_limit ||
-            (type == FP8_ARG_INT32 && source->literal > INT32_MAX))
-            return fp8_read_bad(reader, "%lld is out of range", (long long)source->literal);
-        return FP8_OK;
-    }
-    if (!json_is_string(value))
-        return fp8_read_bad(reader, "this is no argument");
-    FP8_TRY(source_of_text(reader, plan, pass, json_string_value(value), source));
-    if ((source->kind == FP8_FROM_ADDRESS) != (type == FP8_ARG_POINTER))
-        return fp8_read_bad(reader, "'%.100s' is %s", json_string_value(value),
-                            type == FP8_ARG_POINTER ? "no pointer" : "no integer");
-    if (type == FP8_ARG_INT32 && source->kind != FP8_FROM_ACCUMULATE)
-        return fp8_read_bad(reader, "'%.100s' may be beyond 32 bits", json_string_value(value));
-    return FP8_OK;
-}
-
-static fp8_status read_args(struct fp8_reader *reader, const struct fp8_layer_plan *plan,
-                            struct fp8_pass_plan *pass, const json_t *record, struct fp8_step *step)
-{
-    const json_t *args;
-    FP8_TRY(fp8_read_object(reader, record, "args", &args));
-    size_t mark = fp8_read_enter(reader, "args");
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)args, key, value)
-    {
-        if (fp8_op_arg(step->op, key) < 0)
-            return fp8_read_bad(reader, "op '%s' has no argument '%.100s'", fp8_op_names[step->op],
-                                key);
-    }
-    for (int i = 0; i < fp8_op_arg_count(step->op); i++) {
-        const char *name = fp8_op_arg_name(step->op, i);
-        size_t inner = fp8_read_enter(reader, "%s", name);
-        FP8_TRY(read_source(reader, plan, pass, json_object_get(args, name),
-                            fp8_op_arg_type(step->op, i), &step->args[i]));
-        fp8_read_leave(reader, inner);
-    }
-    fp8_read_leave(reader, mark);
-    return FP8_OK;
-}
-
-fp8_status fp8_manifest_kernel_named(struct fp8_reader *reader, const struct fp8_manifest *manifest,
-                                     const json_t *record, const char *key, enum fp8_op op,
-                                     const struct fp8_kernel **kernel)
-{
-    const char *name = json_string_value(json_object_get(record, key));
-    if (!name)
-        return fp8_read_bad(reader, "'%s' names no kernel", key);
-    *kernel = fp8_manifest_kernel(manifest, name);
-    if (!*kernel)
-        return fp8_read_bad(reader, "there is no kernel '%.100s'", name);
-    if ((*kernel)->op != op)
-        return fp8_read_bad(reader, "kernel '%.100s' implements '%s', not '%s'", name,
-                            fp8_op_names[(*kernel)->op], fp8_op_names[op]);
-    return FP8_OK;
-}
-
-static fp8_status read_workspace_name(struct fp8_reader *reader, const struct fp8_layer_plan *plan,
-                                      struct fp8_pass_plan *pass, const json_t *record,
-                                      const char *key, int8_t *buffer)
-{
-    const char *name = json_string_value(json_object_get(record, key));
-    int found = name ? fp8_manifest_find_buffer(plan, name, strlen(name)) : -1;
-    if (found < 0 || plan->buffers[found].object != FP8_OBJECT_WORKSPACE)
-        return fp8_read_bad(reader, "'%s' names no workspace buffer", key);
-    *buffer = (int8_t)found;
-    pass->gemm_buffers |= 1ull << found;
-    use_buffer(pass, found);
-    return FP8_OK;
-}
-
-static fp8_status read_store(struct fp8_reader *reader, const struct fp8_manifest *manifest,
-                             const struct fp8_layer_plan *plan, const json_t *record,
-                             const char *key, const struct fp8_step *step, struct fp8_store *store)
-{
-    static const char *const keys[] = { "kernel", "stage_dtype", NULL };
-    const json_t *object;
-    FP8_TRY(fp8_read_object(reader, record, key, &object));
-    size_t mark = fp8_read_enter(reader, "%s", key);
-    FP8_TRY(fp8_read_keys(reader, object, keys));
-    FP8_TRY(fp8_manifest_kernel_named(reader, manifest, object, "kernel", FP8_OP_STORE,
-                                      &store->kernel));
-    FP8_TRY(fp8_read_dtype(reader, object, "stage_dtype", &store->stage_dtype));
-    const fp8_semantics *how = &store->kernel->semantics;
-    bool accumulate = strcmp(key, "accumulate") == 0;
-    if (how->source_dtype != store->stage_dtype || how->accumulate != accumulate ||
-        how->target_dtype != step->semantics.target_dtype)
-        return fp8_read_bad(reader, "kernel '%.100s' stores other dtypes or in another way",
-                            store->kernel->name);
-    if (plan->buffers[step->gemm->stage].dtype != store->stage_dtype)
-        return fp8_read_bad(reader, "stage_dtype is not the dtype of the stage");
-    fp8_read_leave(reader, mark);
-    return FP8_OK;
-}
-
-static fp8_status read_gemm(struct fp8_reader *reader, const struct fp8_manifest *manifest,
-                            const struct fp8_layer_plan *plan, struct fp8_pass_plan *pass,
-                            const json_t *record, struct fp8_step *step)
-{
-    static const char *const accumulations[] = { "split", "fast" };
-    static const char *const store_keys[] = { "overwrite", "accumulate", NULL };
-    int fast = 0;
-    FP8_TRY(fp8_read_allocate(reader, 1, sizeof *step->gemm, (void **)&step->gemm));
-    struct fp8_gemm_step *gemm = step->gemm;
-    gemm->stage_bias = -1;
-    FP8_TRY(fp8_read_dtype(reader, record, "a_dtype", &step->semantics.source_dtype));
-    FP8_TRY(fp8_read_dtype(reader, record, "b_dtype", &step->semantics.second_dtype));
-    FP8_TRY(fp8_read_dtype(reader, record, "out_dtype", &step->semantics.target_dtype));
-    FP8_TRY(fp8_read_word(reader, record, "accumulation", accumulations, 2, &fast));
-    gemm->fast = fast;
-    FP8_TRY(read_workspace_name(reader, plan, pass, record, "stage", &gemm->stage));
-    if (!json_is_null(json_object_get(record, "stage_bias")))
-        FP8_TRY(read_workspace_name(reader, plan, pass, record, "stage_bias", &gemm->stage_bias));
-    FP8_TRY(read_workspace_name(reader, plan, pass, record, "gemm_workspace", &gemm->workspace));
-    const json_t *store;
-    FP8_TRY(fp8_read_object(reader, record, "store", &store));
-    size_t mark = fp8_read_enter(reader, "store");
-    FP8_TRY(fp8_read_keys(reader, store, store_keys));
-    FP8_TRY(read_store(reader, manifest, plan, store, "overwrite", step, &gemm->overwrite));
-    gemm->may_accumulate = step->args[FP8_GEMM_accumulate].kind == FP8_FROM_ACCUMULATE;
-    if (gemm->may_accumulate)
-        FP8_TRY(read_store(reader, manifest, plan, store, "accumulate", step, &gemm->accumulate));
-    else if (!json_is_null(json_object_get(store, "accumulate")))
-        return fp8_read_bad(reader, "'accumulate' is not null, but the pass never accumulates");
-    fp8_read_leave(reader, mark);
-    return fp8_manifest_dispatch(reader, manifest, plan, record, step);
-}
-
-static fp8_status read_step(struct fp8_reader *reader, const struct fp8_manifest *manifest,
-                            const struct fp8_layer_plan *plan, struct fp8_pass_plan *pass,
-                            const json_t *record)
-{
-    static const char *const kernel_keys[] = { "op", "kernel", "args", "reason", NULL };
-    static const char *const gemm_keys[] = {
-        "op",           "args",       "reason", "a_dtype",  "b_dtype",        "out_dtype", "stage",
-        "accumulation", "stage_bias", "store",  "dispatch", "gemm_workspace", NULL
-    };
-    const char *reason;
-    int op = 0;
-    struct fp8_step *step = &pass->steps[pass->step_count];
-    FP8_TRY(fp8_read_word(reader, record, "op", fp8_op_names, FP8_OP_COUNT, &op));
-    step->op = (enum fp8_op)op;
-    FP8_TRY(fp8_read_keys(reader, record, step->op == FP8_OP_GEMM ? gemm_keys : kernel_keys));
-    if (json_object_get(record, "reason"))
-        FP8_TRY(fp8_read_string(reader, record, "reason", &reason));
-    FP8_TRY(read_args(reader, plan, pass, record, step));
-    if (step->op == FP8_OP_GEMM) {
-        pass->gemm = pass->step_count;
-        FP8_TRY(read_gemm(reader, manifest, plan, pass, record, step));
-    } else {
-        FP8_TRY(
-            fp8_manifest_kernel_named(reader, manifest, record, "kernel", step->op, &step->kernel));
-        step->semantics = step->kernel->semantics;
-    }
-    pass->step_count++;
-    return FP8_OK;
-}
-
 /* ---- passes ---- */
-
-static fp8_status read_pass(struct fp8_reader *reader, const struct fp8_manifest *manifest,
-                            struct fp8_layer_plan *plan, const json_t *passes, fp8_pass index)
-{
-    struct fp8_pass_plan *pass = &plan->passes[index];
-    const json_t *steps;
-    FP8_TRY(fp8_read_array(reader, passes, fp8_pass_name(index), FP8_MAX_STEPS, &steps));
-    size_t mark = fp8_read_enter(reader, "%s", fp8_pass_name(index));
-    pass->gemm = -1;
-    for (size_t i = 0; i < json_array_size(steps); i++) {
-        size_t inner = fp8_read_enter(reader, "[%zu]", i);
-        if (pass->gemm >= 0)
-            return fp8_read_bad(reader, "nothing may follow the gemm of a pass");
-        FP8_TRY(read_step(reader, manifest, plan, pass, json_array_get(steps, i)));
-        fp8_read_leave(reader, inner);
-    }
-    bool has_gemm = index == FP8_PASS_FPROP || index == FP8_PASS_WGRAD || index == FP8_PASS_DGRAD;
-    if (has_gemm != (pass->gemm >= 0))
-        return fp8_read_bad(reader, "the pass %s",
-                            has_gemm ? "has no gemm" : "may not have a gemm");
-    if (index != FP8_PASS_FPROP && has_gemm && pass->step_count != 1)
-        return fp8_read_bad(reader, "the pass has steps beside its gemm");
-    if (pass->gemm < 0)
-        pass->gemm = pass->step_count;
-    fp8_read_leave(reader, mark);
-    return FP8_OK;
-}
 
 static fp8_status read_passes(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                               const json_t *record, struct fp8_layer_plan *plan)
@@ -267,69 +24,189 @@ static fp8_status read_passes(struct fp8_reader *reader, const struct fp8_manife
     size_t mark = fp8_read_enter(reader, "passes");
     FP8_TRY(fp8_read_keys(reader, passes, keys));
     for (int i = 0; i < FP8_PASS_COUNT; i++)
-        FP8_TRY(read_pass(reader, manifest, plan, passes, (fp8_pass)i));
+        FP8_TRY(fp8_manifest_steps(reader, manifest, plan, passes, fp8_pass_name((fp8_pass)i),
+                                   (fp8_pass)i));
     fp8_read_leave(reader, mark);
+    return FP8_OK;
+}
+
+static fp8_status read_given(struct fp8_reader *reader, const struct fp8_manifest *manifest,
+                             const json_t *record, struct fp8_layer_plan *plan)
+{
+    static const char *const keys[] = { "x", "w", "dy", NULL };
+    const json_t *object;
+    if (json_is_null(json_object_get(record, "given")))
+        return FP8_OK;
+    FP8_TRY(fp8_read_object(reader, record, "given", &object));
+    size_t mark = fp8_read_enter(reader, "given");
+    FP8_TRY(fp8_read_keys(reader, object, keys));
+    if (plan->scalings[FP8_ROLE_X][FP8_ROW_COPY] != FP8_SCALING_TENSOR)
+        return fp8_read_bad(reader, "an amax may be given to recipes of tensor scaling only");
+    for (int role = FP8_ROLE_X; role <= FP8_ROLE_DY; role++)
+        FP8_TRY(fp8_manifest_steps(reader, manifest, plan, object, fp8_role_names[role],
+                                   fp8_given_pass((fp8_role)role)));
+    fp8_read_leave(reader, mark);
+    return FP8_OK;
+}
+
+static fp8_status read_dequantize_kernel(struct fp8_reader *reader,
+                                         const struct fp8_manifest *manifest, const json_t *object,
+                                         fp8_dtype format, fp8_scaling scaling,
+                                         const struct fp8_kernel **kernel)
+{
+    char key[32];
+    snprintf(key, sizeof key, "%s_%s", fp8_dtype_name(format), fp8_scaling_names[scaling]);
+    FP8_TRY(fp8_manifest_kernel_named(reader, manifest, object, key, FP8_OP_DEQUANTIZE, kernel));
+    const fp8_semantics *how = &(*kernel)->semantics;
+    if (how->source_dtype != format || how->target_dtype != FP8_DTYPE_FP32 ||
+        how->scaling != scaling)
+        return fp8_read_bad(reader, "kernel '%.100s' does not turn %s of scaling %s into fp32",
+                            (*kernel)->name, fp8_dtype_name(format), fp8_scaling_names[scaling]);
     return FP8_OK;
 }
 
 static fp8_status read_dequantize(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                                   const json_t *record, struct fp8_layer_plan *plan)
 {
-    static const char *const keys[] = { "e4m3", "e5m2", NULL };
+    static const char *const keys[] = { "e4m3_tensor", "e4m3_row",    "e4m3_block",
+                                        "e4m3_tile",   "e5m2_tensor", NULL };
     const json_t *object;
     FP8_TRY(fp8_read_object(reader, record, "dequantize", &object));
     size_t mark = fp8_read_enter(reader, "dequantize");
     FP8_TRY(fp8_read_keys(reader, object, keys));
     for (int role = FP8_ROLE_X; role <= FP8_ROLE_DY; role++) {
         fp8_dtype format = plan->formats[role];
-        const struct fp8_kernel **kernel =
-            format == FP8_DTYPE_E4M3 ? &plan->dequantize_e4m3 : &plan->dequantize_e5m2;
-        FP8_TRY(fp8_manifest_kernel_named(reader, manifest, object, fp8_dtype_name(format),
-                                          FP8_OP_DEQUANTIZE, kernel));
-        if ((*kernel)->semantics.source_dtype != format ||
-            (*kernel)->semantics.target_dtype != FP8_DTYPE_FP32)
-            return fp8_read_bad(reader, "kernel '%.100s' does not turn %s into fp32",
-                                (*kernel)->name, fp8_dtype_name(format));
+        for (int copy = 0; copy < FP8_COPY_COUNT; copy++) {
+            fp8_scaling scaling = plan->scalings[role][copy];
+            if (scaling != FP8_SCALING_NONE)
+                FP8_TRY(
+                    read_dequantize_kernel(reader, manifest, object, format, scaling,
+                                           &plan->dequantize[format == FP8_DTYPE_E5M2][scaling]));
+        }
     }
     fp8_read_leave(reader, mark);
     return FP8_OK;
 }
 
+/* transpose and roll: there, or not, as the recipe says. */
+static fp8_status read_extra_kernels(struct fp8_reader *reader, const struct fp8_manifest *manifest,
+                                     const json_t *record, struct fp8_layer_plan *plan)
+{
+    const fp8_scaling *w = plan->scalings[FP8_ROLE_W];
+    bool transposes = w[FP8_ROW_COPY] == w[FP8_TRANSPOSED_COPY] &&
+                      (w[0] == FP8_SCALING_TENSOR || w[0] == FP8_SCALING_TILE);
+    const json_t *transpose = json_object_get(record, "transpose");
+    if (!json_is_null(transpose) && !transposes)
+        return fp8_read_bad(reader, "'transpose' is not null, but the copies of w have scales of "
+                                    "their own");
+    if (!json_is_null(transpose))
+        FP8_TRY(fp8_manifest_kernel_named(reader, manifest, record, "transpose", FP8_OP_TRANSPOSE,
+                                          &plan->transpose));
+    bool rolls = plan->recipe.kind == FP8_RECIPE_DELAYED && !plan->is_bf16;
+    if (!rolls && json_object_get(record, "roll"))
+        return fp8_read_bad(reader, "'roll' belongs to recipe 'delayed'");
+    return rolls ? fp8_manifest_kernel_named(reader, manifest, record, "roll", FP8_OP_ROLL,
+                                             &plan->roll)
+                 : FP8_OK;
+}
+
 /* ---- the layer ---- */
+
+const char *const fp8_recipe_names[FP8_RECIPE_COUNT] = { "current", "delayed", "rowwise",
+                                                         "rowwise_hp_wgrad", "block" };
+
+const char *fp8_plan_pass_name(fp8_pass pass)
+{
+    static const char *const given[] = { "given x", "given w", "given dy" };
+    return (int)pass >= FP8_PASS_COUNT && (int)pass < FP8_PLAN_COUNT
+               ? given[(int)pass - FP8_PASS_COUNT]
+               : fp8_pass_name(pass);
+}
+
+/* How the operands' copies are scaled, by recipe: of x, w, dy the row and the transposed copy. */
+static void set_scalings(struct fp8_layer_plan *plan)
+{
+    enum { TENSOR, ROW, BLOCK, TILE, NONE };
+    static const uint8_t table[FP8_RECIPE_COUNT][FP8_ROLE_DY][FP8_COPY_COUNT] = {
+        [FP8_RECIPE_CURRENT] = { { TENSOR, TENSOR }, { TENSOR, TENSOR }, { TENSOR, TENSOR } },
+        [FP8_RECIPE_DELAYED] = { { TENSOR, TENSOR }, { TENSOR, TENSOR }, { TENSOR, TENSOR } },
+        [FP8_RECIPE_ROWWISE] = { { ROW, ROW }, { ROW, ROW }, { ROW, ROW } },
+        [FP8_RECIPE_ROWWISE_HP_WGRAD] = { { ROW, NONE }, { ROW, TENSOR }, { ROW, NONE } },
+        [FP8_RECIPE_BLOCK] = { { BLOCK, BLOCK }, { TILE, TILE }, { BLOCK, BLOCK } },
+    };
+    for (int role = 0; role < FP8_ROLE_COUNT; role++) {
+        for (int copy = 0; copy < FP8_COPY_COUNT; copy++)
+            plan->scalings[role][copy] =
+                role == FP8_ROLE_NONE || plan->is_bf16
+                    ? FP8_SCALING_NONE
+                    : (fp8_scaling)table[plan->recipe.kind][role - 1][copy];
+    }
+}
+
+static fp8_status read_history(struct fp8_reader *reader, const json_t *object,
+                               struct fp8_recipe *recipe)
+{
+    static const char *const algorithms[] = { "max", "most_recent" };
+    int word = 0;
+    int64_t margin = 0;
+    FP8_TRY(fp8_read_integer(reader, object, "history_length", 1, 65536, &recipe->history_length));
+    FP8_TRY(fp8_read_word(reader, object, "algo", algorithms, 2, &word));
+    recipe->most_recent = word == 1;
+    FP8_TRY(fp8_read_integer(reader, object, "margin", 0, 16, &margin));
+    recipe->margin = (int32_t)margin;
+    return fp8_read_bool(reader, object, "calibrate", &recipe->calibrate);
+}
 
 static fp8_status read_recipe(struct fp8_reader *reader, const json_t *record,
                               struct fp8_layer_plan *plan)
 {
-    static const char *const recipe_keys[] = { "name", "format", "power_of_two", NULL };
-    static const char *const accumulation_keys[] = { "fprop", "dgrad", "wgrad", NULL };
-    static const char *const recipes[] = { "current" };
+    static const char *const keys[] = { "name", "format", "power_of_two", NULL };
+    static const char *const delayed_keys[] = { "name", "format", "power_of_two", "history_length",
+                                                "algo", "margin", "calibrate",    NULL };
     static const char *const formats[] = { "hybrid", "e4m3" };
-    static const char *const accumulations[] = { "fast", "split" };
-    const json_t *recipe, *accumulation;
+    struct fp8_recipe *recipe = &plan->recipe;
+    const json_t *object;
     int word = 0;
-    bool power_of_two = false;
-    FP8_TRY(fp8_read_object(reader, record, "recipe", &recipe));
-    FP8_TRY(fp8_read_keys(reader, recipe, recipe_keys));
-    FP8_TRY(fp8_read_word(reader, recipe, "name", recipes, 1, &word));
-    plan->recipe = recipes[word];
-    FP8_TRY(fp8_read_word(reader, recipe, "format", formats, 2, &word));
-    FP8_TRY(fp8_read_bool(reader, recipe, "power_of_two", &power_of_two));
-    FP8_TRY(fp8_read_object(reader, record, "accumulation", &accumulation));
-    FP8_TRY(fp8_read_keys(reader, accumulation, accumulation_keys));
-    for (int i = 0; accumulation_keys[i]; i++)
-        FP8_TRY(fp8_read_word(reader, accumulation, accumulation_keys[i], accumulations, 2, &word));
+    FP8_TRY(fp8_read_object(reader, record, "recipe", &object));
+    size_t mark = fp8_read_enter(reader, "recipe");
+    FP8_TRY(fp8_read_word(reader, object, "name", fp8_recipe_names, FP8_RECIPE_COUNT, &word));
+    recipe->kind = (enum fp8_recipe_kind)word;
+    bool is_delayed = recipe->kind == FP8_RECIPE_DELAYED;
+    FP8_TRY(fp8_read_keys(reader, object, is_delayed ? delayed_keys : keys));
+    FP8_TRY(fp8_read_word(reader, object, "format", formats, 2, &word));
+    recipe->is_hybrid = word == 0;
+    if (recipe->is_hybrid && !is_delayed && recipe->kind != FP8_RECIPE_CURRENT)
+        return fp8_read_bad(reader, "format 'hybrid' is not for recipe '%s'",
+                            fp8_recipe_names[recipe->kind]);
+    FP8_TRY(fp8_read_bool(reader, object, "power_of_two", &recipe->power_of_two));
+    if (is_delayed)
+        FP8_TRY(read_history(reader, object, recipe));
+    fp8_read_leave(reader, mark);
+    return FP8_OK;
+}
+
+static fp8_status read_accumulation(struct fp8_reader *reader, const json_t *record)
+{
+    static const char *const keys[] = { "fprop", "dgrad", "wgrad", NULL };
+    static const char *const words[] = { "fast", "split" };
+    const json_t *object;
+    int word = 0;
+    FP8_TRY(fp8_read_object(reader, record, "accumulation", &object));
+    FP8_TRY(fp8_read_keys(reader, object, keys));
+    for (int i = 0; keys[i]; i++)
+        FP8_TRY(fp8_read_word(reader, object, keys[i], words, 2, &word));
     return FP8_OK;
 }
 
 fp8_status fp8_manifest_layer(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                               const json_t *record, struct fp8_layer_plan *plan)
 {
-    static const char *const keys[] = { "name",       "in_features", "out_features",
-                                        "tokens",     "max_tokens",  "count",
-                                        "recipe",     "compute",     "bias",
-                                        "passes",     "buffers",     "accumulation",
-                                        "dequantize", "shard",       NULL };
-    static const char *const computes[] = { "fp8" };
+    static const char *const keys[] = { "name",       "in_features", "out_features", "tokens",
+                                        "max_tokens", "count",       "recipe",       "compute",
+                                        "bias",       "passes",      "buffers",      "accumulation",
+                                        "dequantize", "given",       "transpose",    "roll",
+                                        NULL };
+    static const char *const computes[] = { "fp8", "bf16" };
     int64_t count;
     int compute = 0;
     FP8_TRY(fp8_read_keys(reader, record, keys));
@@ -339,12 +216,16 @@ fp8_status fp8_manifest_layer(struct fp8_reader *reader, const struct fp8_manife
     FP8_TRY(fp8_read_integer(reader, record, "max_tokens", 1, extent_limit, &plan->max_tokens));
     FP8_TRY(fp8_read_integer(reader, record, "tokens", 1, plan->max_tokens, &plan->tokens));
     FP8_TRY(fp8_read_integer(reader, record, "count", 1, extent_limit, &count));
-    FP8_TRY(fp8_read_word(reader, record, "compute", computes, 1, &compute));
+    FP8_TRY(fp8_read_word(reader, record, "compute", computes, 2, &compute));
+    plan->is_bf16 = compute == 1;
     FP8_TRY(fp8_read_bool(reader, record, "bias", &plan->has_bias));
     FP8_TRY(read_recipe(reader, record, plan));
-    FP8_TRY(fp8_manifest_shard(reader, manifest, record, plan));
+    FP8_TRY(read_accumulation(reader, record));
+    set_scalings(plan);
     FP8_TRY(fp8_manifest_buffers(reader, record, plan));
     FP8_TRY(read_passes(reader, manifest, record, plan));
+    FP8_TRY(read_given(reader, manifest, record, plan));
     FP8_TRY(read_dequantize(reader, manifest, record, plan));
+    FP8_TRY(read_extra_kernels(reader, manifest, record, plan));
     return fp8_plan_check(reader->path, plan);
 }

@@ -9,24 +9,15 @@ struct op_arg {
     const char *name;
     enum fp8_arg_type type;
 };
-#define X(name, type) { #name, FP8_ARG_##type },
-static const struct op_arg amax_args[] = { FP8_OP_ARGS_AMAX(X) };
-static const struct op_arg quantize_args[] = { FP8_OP_ARGS_QUANTIZE(X) };
-static const struct op_arg store_args[] = { FP8_OP_ARGS_STORE(X) };
-static const struct op_arg dequantize_args[] = { FP8_OP_ARGS_DEQUANTIZE(X) };
-static const struct op_arg gemm_args[] = { FP8_OP_ARGS_GEMM(X) };
-#undef X
 
+#define ARG(name, type) { #name, FP8_ARG_##type },
+#define X(NAME, name, ARGS) [FP8_OP_##NAME] = { { ARGS(ARG) }, FP8_##NAME##_ARG_COUNT },
 static const struct {
-    const struct op_arg *args;
+    struct op_arg args[FP8_OP_MAX_ARGS];
     int count;
-} ops[FP8_OP_COUNT] = {
-    [FP8_OP_AMAX] = { amax_args, FP8_AMAX_ARG_COUNT },
-    [FP8_OP_QUANTIZE] = { quantize_args, FP8_QUANTIZE_ARG_COUNT },
-    [FP8_OP_STORE] = { store_args, FP8_STORE_ARG_COUNT },
-    [FP8_OP_DEQUANTIZE] = { dequantize_args, FP8_DEQUANTIZE_ARG_COUNT },
-    [FP8_OP_GEMM] = { gemm_args, FP8_GEMM_ARG_COUNT },
-};
+} ops[FP8_OP_COUNT] = { FP8_OPS(X) };
+#undef X
+#undef ARG
 #define X(NAME, name, ARGS) name,
 const char *const fp8_op_names[FP8_OP_COUNT] = { FP8_OPS(X) };
 #undef X

@@ -34,6 +34,46 @@ enum {
 #undef X
 };
 enum {
+#define X(name, type) FP8_FUSED_##name,
+    FP8_OP_ARGS_FUSED(X) FP8_FUSED_ARG_COUNT
+#undef X
+};
+enum {
+#define X(name, type) FP8_CAST_##name,
+    FP8_OP_ARGS_CAST(X) FP8_CAST_ARG_COUNT
+#undef X
+};
+enum {
+#define X(name, type) FP8_COLUMN_SUMS_##name,
+    FP8_OP_ARGS_COLUMN_SUMS(X) FP8_COLUMN_SUMS_ARG_COUNT
+#undef X
+};
+enum {
+#define X(name, type) FP8_QUANTIZE_ROW_##name,
+    FP8_OP_ARGS_QUANTIZE_ROW(X) FP8_QUANTIZE_ROW_ARG_COUNT
+#undef X
+};
+enum {
+#define X(name, type) FP8_QUANTIZE_COLUMN_##name,
+    FP8_OP_ARGS_QUANTIZE_COLUMN(X) FP8_QUANTIZE_COLUMN_ARG_COUNT
+#undef X
+};
+enum {
+#define X(name, type) FP8_QUANTIZE_BLOCK_##name,
+    FP8_OP_ARGS_QUANTIZE_BLOCK(X) FP8_QUANTIZE_BLOCK_ARG_COUNT
+#undef X
+};
+enum {
+#define X(name, type) FP8_TRANSPOSE_##name,
+    FP8_OP_ARGS_TRANSPOSE(X) FP8_TRANSPOSE_ARG_COUNT
+#undef X
+};
+enum {
+#define X(name, type) FP8_ROLL_##name,
+    FP8_OP_ARGS_ROLL(X) FP8_ROLL_ARG_COUNT
+#undef X
+};
+enum {
 #define X(name, type) FP8_STORE_##name,
     FP8_OP_ARGS_STORE(X) FP8_STORE_ARG_COUNT
 #undef X
@@ -67,9 +107,13 @@ typedef union fp8_value {
 typedef struct fp8_semantics {
     fp8_dtype source_dtype; /* gemm: dtype of a */
     fp8_dtype second_dtype; /* gemm: dtype of b */
-    fp8_dtype target_dtype; /* quantize: the format; gemm: dtype of out */
-    bool power_of_two;      /* quantize: scale rounded down to a power of two */
-    bool accumulate;        /* store: target += source */
+    fp8_dtype target_dtype; /* quantising ops: the format; gemm: dtype of out */
+    fp8_scaling scaling; /* dequantize; gemm: of a; quantize_block: BLOCK (1x128), TILE (128x128) */
+    fp8_scaling second_scaling; /* gemm: of b */
+    bool transposed;            /* gemm: a is stored [depth][rows] */
+    bool second_transposed;     /* gemm: b is stored [depth][cols] */
+    bool power_of_two;          /* quantising ops: scales rounded down to powers of two */
+    bool accumulate;            /* store, gemm: target += source */
 } fp8_semantics;
 
 #endif

@@ -50,8 +50,7 @@ static fp8_status check_weight(const fp8_layer *layer, const fp8_weight_args *ar
     *copies = args->copies;
     FP8_TRY(fp8_check_copies(call, copies));
     FP8_TRY(fp8_check_tensor(&check, FP8_SLOT_W, args->w));
-    FP8_TRY(fp8_check_target(&check, "weight", layer->plan->out_features, layer->plan->in_features,
-                             *copies, args->weight));
+    FP8_TRY(fp8_check_target(&check, "weight", FP8_ROLE_W, *copies, args->weight));
     if (args->version == 0)
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "%s: version is 0, which means unknown; count from 1, another after each "
@@ -88,12 +87,11 @@ fp8_status fp8_weight_update(const fp8_layer *layer, const fp8_weight_args *args
 
 static fp8_status check_x(const struct fp8_check *check, const fp8_fprop_args *args)
 {
-    const int64_t k = check->plan->in_features;
     if (args->x) {
         FP8_TRY(fp8_check_tensor(check, FP8_SLOT_X, args->x));
         if (!args->saved)
             return FP8_OK;
-        return fp8_check_target(check, "saved", check->tokens, k, FP8_COPY_TRANSPOSED, args->saved);
+        return fp8_check_target(check, "saved", FP8_ROLE_X, FP8_COPY_TRANSPOSED, args->saved);
     }
     uint32_t copies = args->saved ? FP8_COPY_BOTH : FP8_COPY_ROW;
     FP8_TRY(fp8_check_filled(check, "x_quantized", FP8_ROLE_X, copies, args->x_quantized));
@@ -201,8 +199,7 @@ static fp8_status check_quantize_dy(const char *call, const fp8_layer *layer,
     if (args->saved)
         FP8_TRY(fp8_check_filled(&check, "saved", FP8_ROLE_X, 0, args->saved));
     if (copies || args->grad)
-        FP8_TRY(fp8_check_target(&check, "grad", *tokens, layer->plan->out_features, copies,
-                                 args->grad));
+        FP8_TRY(fp8_check_target(&check, "grad", FP8_ROLE_DY, copies, args->grad));
     FP8_TRY(check_dbias(&check, args->dbias));
     FP8_TRY(fp8_check_flag(call, "accumulate_dbias", args->accumulate_dbias));
     FP8_TRY(fp8_check_found_inf(call, args->found_inf));

@@ -7,31 +7,18 @@
  * buffer's, rows and columns are within it. Extents grow with M, in steps at multiples, so values
  * around every power of two are tried.
  */
-#include <stdio.h>
+#include "runtime/plan_check.h"
 
-#include "runtime/internal.h"
-#include "runtime/json_read.h"
-
-enum { QUANTIZE_TILE = 128 }; /* rows of one partial of dbias */
-
-struct checker {
-    const char *path;
-    const struct fp8_layer_plan *plan;
-    fp8_pass pass;
-    const struct fp8_step *step;
-    int64_t tokens;
-};
-
-static fp8_status bad(const struct checker *c, int arg, const char *rule)
+fp8_status fp8_plan_bad(const struct fp8_checker *c, int arg, const char *rule)
 {
     return fp8_fail(
         FP8_ERR_BUNDLE,
         "%s: layer '%s', pass %s, op %s, argument '%s': %s (at M = %lld); rebuild the bundle",
-        c->path, c->plan->name, fp8_pass_name(c->pass), fp8_op_names[c->step->op],
+        c->path, c->plan->name, fp8_plan_pass_name(c->pass), fp8_op_names[c->step->op],
         fp8_op_arg_name(c->step->op, arg), rule, (long long)c->tokens);
 }
 
-static int64_t value_of(const struct checker *c, int arg)
+static int64_t value_of(const struct fp8_checker *c, int arg)
 {
     const struct fp8_source *source = &c->step->args[arg];
     switch ((enum fp8_source_kind)source->kind) {
@@ -40,6 +27,7 @@ static int64_t value_of(const struct checker *c, int arg)
     case FP8_FROM_TOKENS:
         return c->tokens;
     case FP8_FROM_ACCUMULATE:
+    case FP8_FROM_EPOCH:
         return 1;
     case FP8_FROM_LD:
         return fp8_dim_at(&c->plan->buffers[source->buffer].cols, c->tokens);
@@ -63,213 +51,474 @@ struct need {
     int64_t cols;
 };
 
-static fp8_status check_need(const struct checker *c, struct need need)
+static fp8_status check_need(const struct fp8_checker *c, struct need need)
 {
     const struct fp8_source *source = &c->step->args[need.pointer];
     if (source->kind != FP8_FROM_ADDRESS)
-        return need.optional ? FP8_OK : bad(c, need.pointer, "it may not be null");
+        return need.optional ? FP8_OK : fp8_plan_bad(c, need.pointer, "it may not be null");
     const struct fp8_buffer *buffer = &c->plan->buffers[source->buffer];
     if (buffer->dtype != need.dtype)
-        return bad(c, need.pointer, "the buffer has another dtype");
+        return fp8_plan_bad(c, need.pointer, "the buffer has another dtype");
     if (need.ld != NO_LD) {
         const struct fp8_source *ld = &c->step->args[need.ld];
         if (ld->kind != FP8_FROM_LD || ld->buffer != source->buffer)
-            return bad(c, need.ld, "it is not the ld of its buffer");
+            return fp8_plan_bad(c, need.ld, "it is not the ld of its buffer");
     }
     if (need.rows > fp8_dim_at(&buffer->rows, c->tokens) ||
         need.cols > fp8_dim_at(&buffer->cols, c->tokens))
-        return bad(c, need.pointer, "the buffer is smaller than what the step touches");
+        return fp8_plan_bad(c, need.pointer, "the buffer is smaller than what the step touches");
     return FP8_OK;
 }
 
-static fp8_status check_amax(const struct checker *c)
+static fp8_status check_needs(const struct fp8_checker *c, const struct need *needs, size_t count)
 {
-    int64_t rows = value_of(c, FP8_AMAX_rows), cols = value_of(c, FP8_AMAX_cols);
-    const struct need needs[] = {
-        { FP8_AMAX_source, FP8_AMAX_source_ld, false, c->step->semantics.source_dtype, rows, cols },
-        { FP8_AMAX_partials, NO_LD, false, FP8_DTYPE_FP32, 1, value_of(c, FP8_AMAX_n_partials) },
-        { FP8_AMAX_found_inf, NO_LD, true, FP8_DTYPE_UINT32, 1, 1 },
-        { FP8_AMAX_dbias_partials, FP8_AMAX_dbias_ld, true, FP8_DTYPE_FP32,
-          fp8_ceil_div(rows, QUANTIZE_TILE), cols },
-    };
-    for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++)
+    for (size_t i = 0; i < count; i++)
         FP8_TRY(check_need(c, needs[i]));
     return FP8_OK;
 }
 
-static fp8_status check_quantize(const struct checker *c)
+#define CHECK_NEEDS(c, ...)                                                                        \
+    do {                                                                                           \
+        const struct need needs_[] = { __VA_ARGS__ };                                              \
+        FP8_TRY(check_needs(c, needs_, sizeof needs_ / sizeof needs_[0]));                         \
+    } while (0)
+
+/* ---- ops that quantise ---- */
+
+/* The arguments that they have in common; -1: the op has none such. */
+struct common {
+    int source, source_ld, rows, cols;
+    int row, row_ld, row_rows, transposed, transposed_ld, transposed_rows;
+    int dbias_partials, dbias_ld, found_inf, when;
+};
+
+static struct common common_of(enum fp8_op op)
 {
-    int64_t rows = value_of(c, FP8_QUANTIZE_rows), cols = value_of(c, FP8_QUANTIZE_cols);
-    int64_t row_rows = value_of(c, FP8_QUANTIZE_row_rows);
-    int64_t transposed_rows = value_of(c, FP8_QUANTIZE_transposed_rows);
-    fp8_dtype format = c->step->semantics.target_dtype;
-    const struct need needs[] = {
-        { FP8_QUANTIZE_source, FP8_QUANTIZE_source_ld, false, c->step->semantics.source_dtype, rows,
-          cols },
-        { FP8_QUANTIZE_partials, NO_LD, false, FP8_DTYPE_FP32, 1,
-          value_of(c, FP8_QUANTIZE_n_partials) },
-        { FP8_QUANTIZE_scales, NO_LD, false, FP8_DTYPE_FP32, 1, FP8_SCALES_COUNT },
-        { FP8_QUANTIZE_row, FP8_QUANTIZE_row_ld, true, format, row_rows, cols },
-        { FP8_QUANTIZE_transposed, FP8_QUANTIZE_transposed_ld, true, format, transposed_rows,
-          rows },
-        { FP8_QUANTIZE_dbias, NO_LD, true, FP8_DTYPE_FP32, 1, cols },
-        { FP8_QUANTIZE_dbias_partials, FP8_QUANTIZE_dbias_ld, true, FP8_DTYPE_FP32,
-          fp8_ceil_div(rows, QUANTIZE_TILE), cols },
+    return (struct common){
+        .source = fp8_op_arg(op, "source"),
+        .source_ld = fp8_op_arg(op, "source_ld"),
+        .rows = fp8_op_arg(op, "rows"),
+        .cols = fp8_op_arg(op, "cols"),
+        .row = fp8_op_arg(op, "row"),
+        .row_ld = fp8_op_arg(op, "row_ld"),
+        .row_rows = fp8_op_arg(op, "row_rows"),
+        .transposed = fp8_op_arg(op, "transposed"),
+        .transposed_ld = fp8_op_arg(op, "transposed_ld"),
+        .transposed_rows = fp8_op_arg(op, "transposed_rows"),
+        .dbias_partials = fp8_op_arg(op, "dbias_partials"),
+        .dbias_ld = fp8_op_arg(op, "dbias_ld"),
+        .found_inf = fp8_op_arg(op, "found_inf"),
+        .when = fp8_op_arg(op, "when"),
     };
-    for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++)
-        FP8_TRY(check_need(c, needs[i]));
-    if (row_rows < rows)
-        return bad(c, FP8_QUANTIZE_row_rows, "it is less than rows");
-    if (transposed_rows < cols)
-        return bad(c, FP8_QUANTIZE_transposed_rows, "it is less than cols");
-    if (c->step->args[FP8_QUANTIZE_dbias].kind == FP8_FROM_ADDRESS &&
-        c->step->args[FP8_QUANTIZE_dbias_partials].kind != FP8_FROM_ADDRESS)
-        return bad(c, FP8_QUANTIZE_dbias_partials, "it is null, but dbias is not");
+}
+
+/* What the step's kernel makes of a copy. */
+static fp8_scaling scaling_of(const struct fp8_checker *c)
+{
+    switch (c->step->op) {
+    case FP8_OP_QUANTIZE_ROW:
+    case FP8_OP_QUANTIZE_COLUMN:
+        return FP8_SCALING_ROW;
+    case FP8_OP_QUANTIZE_BLOCK:
+        return c->step->semantics.scaling;
+    default:
+        return FP8_SCALING_TENSOR;
+    }
+}
+
+static fp8_status check_copy(const struct fp8_checker *c, int pointer, int ld, int copy_rows,
+                             int64_t rows, int64_t cols, enum fp8_copy which)
+{
+    if (pointer < 0 || !fp8_is_given(c, pointer))
+        return FP8_OK;
+    int64_t padded = value_of(c, copy_rows);
+    CHECK_NEEDS(c, { pointer, ld, true, c->step->semantics.target_dtype, padded, cols });
+    if (padded < rows)
+        return fp8_plan_bad(c, copy_rows, "it is less than the rows of the copy");
+    const struct fp8_buffer *buffer = &c->plan->buffers[c->step->args[pointer].buffer];
+    if (buffer->object == FP8_OBJECT_OPERAND &&
+        c->plan->scalings[buffer->role][which] != scaling_of(c))
+        return fp8_plan_bad(c, pointer, "the op scales this copy in another way than the recipe");
     return FP8_OK;
 }
+
+static fp8_status check_common(const struct fp8_checker *c)
+{
+    const struct common a = common_of(c->step->op);
+    int64_t rows = value_of(c, a.rows), cols = value_of(c, a.cols);
+    CHECK_NEEDS(c, { a.source, a.source_ld, false, c->step->semantics.source_dtype, rows, cols },
+                { a.when, NO_LD, true, FP8_DTYPE_UINT32, 1, 1 });
+    if (a.found_inf >= 0)
+        CHECK_NEEDS(c, { a.found_inf, NO_LD, true, FP8_DTYPE_UINT32, 1, 1 });
+    if (a.dbias_partials >= 0) {
+        int64_t band = c->step->op == FP8_OP_QUANTIZE_ROW ? FP8_BAND_ROWS : FP8_DBIAS_ROWS;
+        CHECK_NEEDS(c, { a.dbias_partials, a.dbias_ld, true, FP8_DTYPE_FP32,
+                         fp8_ceil_div(rows, band), cols });
+    }
+    if (c->step->op != FP8_OP_AMAX &&
+        c->step->semantics.power_of_two != c->plan->recipe.power_of_two)
+        return fp8_plan_bad(c, a.source, "power_of_two of the kernel is not the recipe's");
+    FP8_TRY(check_copy(c, a.row, a.row_ld, a.row_rows, rows, cols, FP8_ROW_COPY));
+    return check_copy(c, a.transposed, a.transposed_ld, a.transposed_rows, cols, rows,
+                      FP8_TRANSPOSED_COPY);
+}
+
+/* Every CTA leaves a partial. */
+static fp8_status check_partials(const struct fp8_checker *c, int n_partials)
+{
+    int64_t most = c->step->kernel->grid.max_ctas;
+    if (most < 1 || most > value_of(c, n_partials))
+        return fp8_plan_bad(c, n_partials, "the kernel's grid may have more CTAs than that");
+    return FP8_OK;
+}
+
+static fp8_status check_amax(const struct fp8_checker *c)
+{
+    CHECK_NEEDS(c, { FP8_AMAX_partials, NO_LD, false, FP8_DTYPE_FP32, 1,
+                     value_of(c, FP8_AMAX_n_partials) });
+    return check_partials(c, FP8_AMAX_n_partials);
+}
+
+static fp8_status check_dbias(const struct fp8_checker *c, int dbias, int partials, int cols)
+{
+    CHECK_NEEDS(c, { dbias, NO_LD, true, FP8_DTYPE_FP32, 1, value_of(c, cols) });
+    if (fp8_is_given(c, dbias) && !fp8_is_given(c, partials))
+        return fp8_plan_bad(c, partials, "it is null, but dbias is not");
+    return FP8_OK;
+}
+
+static fp8_status check_quantize(const struct fp8_checker *c)
+{
+    CHECK_NEEDS(c,
+                { FP8_QUANTIZE_partials, NO_LD, false, FP8_DTYPE_FP32, 1,
+                  value_of(c, FP8_QUANTIZE_n_partials) },
+                { FP8_QUANTIZE_scales, NO_LD, false, FP8_DTYPE_FP32, 1, FP8_SCALES_COUNT });
+    return check_dbias(c, FP8_QUANTIZE_dbias, FP8_QUANTIZE_dbias_partials, FP8_QUANTIZE_cols);
+}
+
+static fp8_status check_fused(const struct fp8_checker *c)
+{
+    CHECK_NEEDS(
+        c,
+        { FP8_FUSED_partials, NO_LD, false, FP8_DTYPE_FP32, 1, value_of(c, FP8_FUSED_n_partials) },
+        { FP8_FUSED_scales, NO_LD, false, FP8_DTYPE_FP32, 1, FP8_SCALES_COUNT },
+        /* uint64 of each CTA, and one more */
+        { FP8_FUSED_barrier, NO_LD, false, FP8_DTYPE_UINT32, 1,
+          2 * (c->step->kernel->grid.max_ctas + 1) });
+    FP8_TRY(check_partials(c, FP8_FUSED_n_partials));
+    return check_dbias(c, FP8_FUSED_dbias, FP8_FUSED_dbias_partials, FP8_FUSED_cols);
+}
+
+static fp8_status check_cast(const struct fp8_checker *c)
+{
+    bool fresh = fp8_is_given(c, FP8_CAST_fresh);
+    CHECK_NEEDS(
+        c, { FP8_CAST_known, NO_LD, false, FP8_DTYPE_FP32, 1, 1 },
+        { FP8_CAST_fresh, NO_LD, true, FP8_DTYPE_UINT32, 1, 1 },
+        { FP8_CAST_partials, NO_LD, !fresh, FP8_DTYPE_FP32, 1, value_of(c, FP8_CAST_n_partials) },
+        { FP8_CAST_scales, NO_LD, false, FP8_DTYPE_FP32, 1, FP8_SCALES_COUNT },
+        { FP8_CAST_amax, NO_LD, true, FP8_DTYPE_FP32, 1, 1 });
+    return FP8_OK;
+}
+
+static fp8_status check_column_sums(const struct fp8_checker *c)
+{
+    int64_t cols = value_of(c, FP8_COLUMN_SUMS_cols);
+    CHECK_NEEDS(c,
+                { FP8_COLUMN_SUMS_partials, FP8_COLUMN_SUMS_partials_ld, false, FP8_DTYPE_FP32,
+                  value_of(c, FP8_COLUMN_SUMS_partial_rows), cols },
+                { FP8_COLUMN_SUMS_dbias, NO_LD, true, FP8_DTYPE_FP32, 1, cols });
+    return FP8_OK;
+}
+
+static fp8_status check_quantize_row(const struct fp8_checker *c)
+{
+    int64_t rows = value_of(c, FP8_QUANTIZE_ROW_rows), cols = value_of(c, FP8_QUANTIZE_ROW_cols);
+    CHECK_NEEDS(c,
+                { FP8_QUANTIZE_ROW_row_scales, NO_LD, true, FP8_DTYPE_FP32, 1,
+                  fp8_round_up(rows, FP8_PAD_ROW_SCALES) },
+                { FP8_QUANTIZE_ROW_column_partials, FP8_QUANTIZE_ROW_column_partials_ld, true,
+                  FP8_DTYPE_FP32, fp8_ceil_div(rows, FP8_BAND_ROWS), cols });
+    return FP8_OK;
+}
+
+static fp8_status check_quantize_column(const struct fp8_checker *c)
+{
+    int64_t rows = value_of(c, FP8_QUANTIZE_COLUMN_rows);
+    int64_t cols = value_of(c, FP8_QUANTIZE_COLUMN_cols);
+    CHECK_NEEDS(c,
+                { FP8_QUANTIZE_COLUMN_column_partials, FP8_QUANTIZE_COLUMN_column_partials_ld,
+                  false, FP8_DTYPE_FP32, fp8_ceil_div(rows, FP8_BAND_ROWS), cols },
+                { FP8_QUANTIZE_COLUMN_transposed_scales, NO_LD, true, FP8_DTYPE_FP32, 1,
+                  fp8_round_up(cols, FP8_PAD_ROW_SCALES) });
+    return FP8_OK;
+}
+
+/* The scales of a copy of r rows and depth d. */
+static fp8_status check_block_scales(const struct fp8_checker *c, int pointer, int ld, int64_t r,
+                                     int64_t d)
+{
+    int64_t blocks = fp8_ceil_div(d, FP8_BLOCK);
+    if (c->step->semantics.scaling == FP8_SCALING_BLOCK)
+        CHECK_NEEDS(c, { pointer, ld, true, FP8_DTYPE_FP32, blocks,
+                         fp8_round_up(r, FP8_PAD_BLOCK_SCALES) });
+    else
+        CHECK_NEEDS(c, { pointer, ld, true, FP8_DTYPE_FP32, fp8_ceil_div(r, FP8_BLOCK),
+                         fp8_round_up(blocks, FP8_PAD_TILE_SCALES) });
+    return FP8_OK;
+}
+
+static fp8_status check_quantize_block(const struct fp8_checker *c)
+{
+    int64_t rows = value_of(c, FP8_QUANTIZE_BLOCK_rows);
+    int64_t cols = value_of(c, FP8_QUANTIZE_BLOCK_cols);
+    FP8_TRY(check_block_scales(c, FP8_QUANTIZE_BLOCK_row_scales, FP8_QUANTIZE_BLOCK_row_scales_ld,
+                               rows, cols));
+    return check_block_scales(c, FP8_QUANTIZE_BLOCK_transposed_scales,
+                              FP8_QUANTIZE_BLOCK_transposed_scales_ld, cols, rows);
+}
+
+/* ---- gemm ---- */
 
 /* Which copy of which operand the gemm of a pass reads as a and as b. */
-static bool is_part(const struct checker *c, int arg, fp8_role role, enum fp8_part part)
+struct operand_use {
+    fp8_role role;
+    enum fp8_copy copy;
+};
+static const struct operand_use uses[FP8_PASS_COUNT][2] = {
+    [FP8_PASS_FPROP] = { { FP8_ROLE_X, FP8_ROW_COPY }, { FP8_ROLE_W, FP8_ROW_COPY } },
+    [FP8_PASS_WGRAD] = { { FP8_ROLE_DY, FP8_TRANSPOSED_COPY },
+                         { FP8_ROLE_X, FP8_TRANSPOSED_COPY } },
+    [FP8_PASS_DGRAD] = { { FP8_ROLE_DY, FP8_ROW_COPY }, { FP8_ROLE_W, FP8_TRANSPOSED_COPY } },
+};
+
+static bool is_buffer(const struct fp8_checker *c, int arg, int buffer)
 {
-    const struct fp8_source *source = &c->step->args[arg];
-    return source->kind == FP8_FROM_ADDRESS && source->buffer == c->plan->parts[role][part];
+    return fp8_is_given(c, arg) && buffer >= 0 && c->step->args[arg].buffer == buffer;
 }
 
-static fp8_status check_gemm_operands(const struct checker *c)
+/* One side of the product, as the step says it. */
+struct side {
+    int pointer, ld, scales, scales_ld;
+    fp8_dtype dtype;
+    fp8_scaling scaling;
+    bool transposed;
+    int64_t rows; /* FP8: padded */
+};
+
+static fp8_status check_scales(const struct fp8_checker *c, struct operand_use use,
+                               const struct side *side)
 {
-    static const struct {
-        fp8_role a, b;
-        enum fp8_part a_copy, b_copy;
-    } reads[FP8_PASS_COUNT] = {
-        [FP8_PASS_FPROP] = { FP8_ROLE_X, FP8_ROLE_W, FP8_PART_ROW, FP8_PART_ROW },
-        [FP8_PASS_WGRAD] = { FP8_ROLE_DY, FP8_ROLE_X, FP8_PART_TRANSPOSED, FP8_PART_TRANSPOSED },
-        [FP8_PASS_DGRAD] = { FP8_ROLE_DY, FP8_ROLE_W, FP8_PART_ROW, FP8_PART_TRANSPOSED },
-    };
-    fp8_role a = reads[c->pass].a, b = reads[c->pass].b;
-    if (!is_part(c, FP8_GEMM_a, a, reads[c->pass].a_copy))
-        return bad(c, FP8_GEMM_a, "it is not the copy that this pass reads");
-    if (!is_part(c, FP8_GEMM_b, b, reads[c->pass].b_copy))
-        return bad(c, FP8_GEMM_b, "it is not the copy that this pass reads");
-    if (!is_part(c, FP8_GEMM_a_scales, a, FP8_PART_SCALES))
-        return bad(c, FP8_GEMM_a_scales, "they are not the scales of a");
-    if (!is_part(c, FP8_GEMM_b_scales, b, FP8_PART_SCALES))
-        return bad(c, FP8_GEMM_b_scales, "they are not the scales of b");
+    static const enum fp8_part vectors[] = { FP8_PART_ROW_SCALES, FP8_PART_TRANSPOSED_SCALES };
+    enum fp8_part part = side->scaling == FP8_SCALING_TENSOR ? FP8_PART_SCALES : vectors[use.copy];
+    if (!is_buffer(c, side->scales, c->plan->parts[use.role][part]))
+        return fp8_plan_bad(c, side->scales, "they are not the scales of that operand");
+    if (side->scaling != FP8_SCALING_BLOCK && side->scaling != FP8_SCALING_TILE)
+        return FP8_OK;
+    const struct fp8_source *ld = &c->step->args[side->scales_ld];
+    if (ld->kind != FP8_FROM_LD || ld->buffer != c->step->args[side->scales].buffer)
+        return fp8_plan_bad(c, side->scales_ld, "it is not the ld of its buffer");
     return FP8_OK;
 }
 
-static fp8_status check_gemm(const struct checker *c)
+static fp8_status check_side(const struct fp8_checker *c, struct operand_use use,
+                             const struct side *side, int64_t depth)
 {
-    const struct fp8_semantics *how = &c->step->semantics;
-    const struct fp8_gemm_step *gemm = c->step->gemm;
-    int64_t rows = value_of(c, FP8_GEMM_rows), cols = value_of(c, FP8_GEMM_cols);
-    int64_t depth = fp8_round_up(value_of(c, FP8_GEMM_depth), 16), padded = fp8_round_up(cols, 16);
-    const struct need needs[] = {
-        { FP8_GEMM_a, FP8_GEMM_a_ld, false, how->source_dtype, rows, depth },
-        { FP8_GEMM_b, FP8_GEMM_b_ld, false, how->second_dtype, padded, depth },
-        { FP8_GEMM_bias, NO_LD, true, FP8_DTYPE_BF16, 1, cols },
-        { FP8_GEMM_out, FP8_GEMM_out_ld, false, how->target_dtype, rows, cols },
+    static const enum fp8_part copies[] = { FP8_PART_ROW, FP8_PART_TRANSPOSED };
+    static const enum fp8_slot slots[] = {
+        [FP8_ROLE_X] = FP8_SLOT_X, [FP8_ROLE_W] = FP8_SLOT_W, [FP8_ROLE_DY] = FP8_SLOT_DY
     };
-    FP8_TRY(check_gemm_operands(c));
-    for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++)
-        FP8_TRY(check_need(c, needs[i]));
+    bool is_bf16 = c->plan->scalings[use.role][use.copy] == FP8_SCALING_NONE;
+    int buffer =
+        is_bf16 ? c->plan->slots[slots[use.role]] : c->plan->parts[use.role][copies[use.copy]];
+    if (!is_buffer(c, side->pointer, buffer))
+        return fp8_plan_bad(c, side->pointer, "it is not what this pass reads");
+    if (side->scaling != c->plan->scalings[use.role][use.copy])
+        return fp8_plan_bad(c, side->pointer, "its scaling is not that of the recipe");
+    if (side->transposed != (is_bf16 && use.copy == FP8_TRANSPOSED_COPY))
+        return fp8_plan_bad(c, side->pointer,
+                            "whether it is transposed is not what this pass reads");
+    if (is_bf16) {
+        if (side->dtype != FP8_DTYPE_BF16)
+            return fp8_plan_bad(c, side->pointer, "without a copy of FP8 it is bf16");
+        CHECK_NEEDS(c, { side->pointer, side->ld, false, FP8_DTYPE_BF16,
+                         side->transposed ? depth : side->rows,
+                         side->transposed ? side->rows : depth });
+        return FP8_OK;
+    }
+    CHECK_NEEDS(
+        c, { side->pointer, side->ld, false, side->dtype, side->rows, fp8_round_up(depth, 16) });
+    return check_scales(c, use, side);
+}
+
+static fp8_status check_stage(const struct fp8_checker *c, int64_t padded)
+{
+    const struct fp8_gemm_step *gemm = c->step->gemm;
     const struct fp8_buffer *stage = &c->plan->buffers[gemm->stage];
     if (fp8_dim_at(&stage->cols, c->tokens) < padded ||
         (c->tokens > 0 && fp8_dim_at(&stage->rows, c->tokens) < 1) ||
         fp8_dim_at(&stage->cols, c->tokens) * (int64_t)fp8_dtype_bytes(stage->dtype) % 16 != 0)
-        return bad(c, FP8_GEMM_out, "the stage does not hold a row of it");
-    if (c->step->args[FP8_GEMM_bias].kind != FP8_FROM_ADDRESS)
+        return fp8_plan_bad(c, FP8_GEMM_out, "the stage does not hold a row of it");
+    if (!fp8_is_given(c, FP8_GEMM_bias))
         return FP8_OK;
     if (gemm->stage_bias < 0)
-        return bad(c, FP8_GEMM_bias, "there is no stage_bias");
+        return fp8_plan_bad(c, FP8_GEMM_bias, "there is no stage_bias");
     const struct fp8_buffer *bias = &c->plan->buffers[gemm->stage_bias];
     if (bias->dtype != FP8_DTYPE_BF16 || fp8_dim_at(&bias->cols, c->tokens) < padded)
-        return bad(c, FP8_GEMM_bias, "stage_bias does not hold it");
+        return fp8_plan_bad(c, FP8_GEMM_bias, "stage_bias does not hold it");
     return FP8_OK;
+}
+
+static fp8_status check_gemm(const struct fp8_checker *c)
+{
+    const struct fp8_semantics *how = &c->step->semantics;
+    int64_t rows = value_of(c, FP8_GEMM_rows), cols = value_of(c, FP8_GEMM_cols);
+    int64_t depth = value_of(c, FP8_GEMM_depth), padded = fp8_round_up(cols, 16);
+    const struct operand_use *use = uses[c->pass];
+    const struct side a = { FP8_GEMM_a,        FP8_GEMM_a_ld,
+                            FP8_GEMM_a_scales, FP8_GEMM_a_scales_ld,
+                            how->source_dtype, how->scaling,
+                            how->transposed,   rows };
+    const struct side b = { FP8_GEMM_b,
+                            FP8_GEMM_b_ld,
+                            FP8_GEMM_b_scales,
+                            FP8_GEMM_b_scales_ld,
+                            how->second_dtype,
+                            how->second_scaling,
+                            how->second_transposed,
+                            how->second_scaling == FP8_SCALING_NONE ? cols : padded };
+    if ((how->scaling == FP8_SCALING_NONE) != (how->second_scaling == FP8_SCALING_NONE))
+        return fp8_plan_bad(c, FP8_GEMM_b, "one operand is bf16 and the other is not");
+    FP8_TRY(check_side(c, use[0], &a, depth));
+    FP8_TRY(check_side(c, use[1], &b, depth));
+    CHECK_NEEDS(c, { FP8_GEMM_bias, NO_LD, true, FP8_DTYPE_BF16, 1, cols },
+                { FP8_GEMM_out, FP8_GEMM_out_ld, false, how->target_dtype, rows, cols });
+    return check_stage(c, padded);
+}
+
+/* ---- what a pass may name ---- */
+
+#define SLOT(name) (1u << FP8_SLOT_##name)
+#define ROLE(name) (1u << FP8_ROLE_##name)
+
+struct fp8_belongings fp8_plan_belongings(const struct fp8_layer_plan *plan, int pass)
+{
+    static const struct fp8_belongings table[FP8_PLAN_COUNT] = {
+        [FP8_PASS_WEIGHT] = { SLOT(W) | SLOT(FOUND_INF) | SLOT(WHEN), ROLE(W), FP8_ROLE_W },
+        [FP8_PASS_FPROP] = { SLOT(X) | SLOT(BIAS) | SLOT(Y) | SLOT(FOUND_INF) | SLOT(WHEN),
+                             ROLE(X) | ROLE(W), FP8_ROLE_X },
+        [FP8_PASS_QUANTIZE_DY] = { SLOT(DY) | SLOT(DBIAS) | SLOT(FOUND_INF) | SLOT(WHEN), ROLE(DY),
+                                   FP8_ROLE_DY },
+        [FP8_PASS_WGRAD] = { SLOT(DW), ROLE(DY) | ROLE(X), FP8_ROLE_NONE },
+        [FP8_PASS_DGRAD] = { SLOT(DX), ROLE(DY) | ROLE(W), FP8_ROLE_NONE },
+        [FP8_PLAN_GIVEN_X] = { SLOT(X) | SLOT(AMAX) | SLOT(FOUND_INF) | SLOT(WHEN), ROLE(X),
+                               FP8_ROLE_X },
+        [FP8_PLAN_GIVEN_W] = { SLOT(W) | SLOT(AMAX) | SLOT(FOUND_INF) | SLOT(WHEN), ROLE(W),
+                               FP8_ROLE_W },
+        [FP8_PLAN_GIVEN_DY] = { SLOT(DY) | SLOT(DBIAS) | SLOT(AMAX) | SLOT(FOUND_INF) | SLOT(WHEN),
+                                ROLE(DY), FP8_ROLE_DY },
+    };
+    struct fp8_belongings has = table[pass];
+    if (pass == FP8_PASS_WGRAD &&
+        plan->scalings[FP8_ROLE_X][FP8_TRANSPOSED_COPY] == FP8_SCALING_NONE)
+        has.slots |= SLOT(X) | SLOT(DY);
+    if (plan->is_bf16 && pass == FP8_PASS_FPROP)
+        has.slots |= SLOT(W);
+    if (plan->is_bf16 && pass == FP8_PASS_DGRAD)
+        has.slots |= SLOT(DY) | SLOT(W);
+    return has;
 }
 
 /* A pass may name only the tensors and operands that its call brings; others would be NULL. */
-static fp8_status check_owner(const struct checker *c, int arg)
+static fp8_status check_owner(const struct fp8_checker *c, int arg)
 {
-    static const struct {
-        uint32_t slots, roles;
-        fp8_role filled; /* operand that the pass may write */
-    } has[FP8_PASS_COUNT] = {
-        [FP8_PASS_WEIGHT] = { 1u << FP8_SLOT_W | 1u << FP8_SLOT_FOUND_INF, 1u << FP8_ROLE_W,
-                              FP8_ROLE_W },
-        [FP8_PASS_FPROP] = { 1u << FP8_SLOT_X | 1u << FP8_SLOT_BIAS | 1u << FP8_SLOT_Y |
-                                 1u << FP8_SLOT_FOUND_INF,
-                             1u << FP8_ROLE_X | 1u << FP8_ROLE_W, FP8_ROLE_X },
-        [FP8_PASS_QUANTIZE_DY] = { 1u << FP8_SLOT_DY | 1u << FP8_SLOT_DBIAS |
-                                       1u << FP8_SLOT_FOUND_INF,
-                                   1u << FP8_ROLE_DY, FP8_ROLE_DY },
-        [FP8_PASS_WGRAD] = { 1u << FP8_SLOT_DW, 1u << FP8_ROLE_DY | 1u << FP8_ROLE_X,
-                             FP8_ROLE_NONE },
-        [FP8_PASS_DGRAD] = { 1u << FP8_SLOT_DX, 1u << FP8_ROLE_DY | 1u << FP8_ROLE_W,
-                             FP8_ROLE_NONE },
-    };
+    const struct fp8_belongings has = fp8_plan_belongings(c->plan, c->pass);
     const struct fp8_source *source = &c->step->args[arg];
-    if (source->kind != FP8_FROM_ADDRESS && source->kind != FP8_FROM_LD)
+    if (source->kind != FP8_FROM_ADDRESS && source->kind != FP8_FROM_LD &&
+        source->kind != FP8_FROM_ROWS)
         return FP8_OK;
     const struct fp8_buffer *buffer = &c->plan->buffers[source->buffer];
-    if (buffer->object == FP8_OBJECT_CALLER && !(has[c->pass].slots >> buffer->slot & 1u))
-        return bad(c, arg, "this pass has no such tensor");
+    if (buffer->object == FP8_OBJECT_CALLER && !(has.slots >> buffer->slot & 1u))
+        return fp8_plan_bad(c, arg, "this pass has no such tensor");
+    if (buffer->object == FP8_OBJECT_STATE && has.filled == FP8_ROLE_NONE)
+        return fp8_plan_bad(c, arg, "this pass has no state");
     if (buffer->object != FP8_OBJECT_OPERAND)
         return FP8_OK;
-    if (!(has[c->pass].roles >> buffer->role & 1u))
-        return bad(c, arg, "this pass has no such operand");
-    if (c->step->op != FP8_OP_GEMM && buffer->role != has[c->pass].filled)
-        return bad(c, arg, "this pass does not fill that operand");
+    if (!(has.roles >> buffer->role & 1u))
+        return fp8_plan_bad(c, arg, "this pass has no such operand");
+    if (c->step->op != FP8_OP_GEMM && buffer->role != has.filled)
+        return fp8_plan_bad(c, arg, "this pass does not fill that operand");
     return FP8_OK;
 }
 
-static fp8_status check_step(const struct checker *c)
+static fp8_status check_own(const struct fp8_checker *c)
 {
-    for (int i = 0; i < fp8_op_arg_count(c->step->op); i++)
-        FP8_TRY(check_owner(c, i));
     switch (c->step->op) {
     case FP8_OP_AMAX:
         return check_amax(c);
     case FP8_OP_QUANTIZE:
         return check_quantize(c);
+    case FP8_OP_FUSED:
+        return check_fused(c);
+    case FP8_OP_CAST:
+        return check_cast(c);
+    case FP8_OP_QUANTIZE_ROW:
+        return check_quantize_row(c);
+    case FP8_OP_QUANTIZE_COLUMN:
+        return check_quantize_column(c);
+    case FP8_OP_QUANTIZE_BLOCK:
+        return check_quantize_block(c);
+    case FP8_OP_COLUMN_SUMS:
+        return check_column_sums(c);
     case FP8_OP_GEMM:
         return check_gemm(c);
+    case FP8_OP_TRANSPOSE:
+    case FP8_OP_ROLL:
     case FP8_OP_STORE:
     case FP8_OP_DEQUANTIZE:
     case FP8_OP_COUNT:
         break;
     }
-    return bad(c, 0, "the op is no step of a pass");
+    return fp8_plan_bad(c, 0, "the op is no step of a pass");
 }
 
-/* An operand is whole only after an amax and a quantize, in this order. */
-static fp8_status check_order(struct checker *c)
+static fp8_status check_step(const struct fp8_checker *c)
 {
-    const struct fp8_pass_plan *pass = &c->plan->passes[c->pass];
-    if (c->pass == FP8_PASS_WGRAD || c->pass == FP8_PASS_DGRAD)
-        return FP8_OK;
-    if (pass->gemm == 2 && pass->steps[0].op == FP8_OP_AMAX && pass->steps[1].op == FP8_OP_QUANTIZE)
-        return FP8_OK;
-    return fp8_fail(FP8_ERR_BUNDLE,
-                    "%s: layer '%s', pass %s: it does not begin with the steps amax and quantize; "
-                    "rebuild the bundle",
-                    c->path, c->plan->name, fp8_pass_name(c->pass));
+    enum fp8_op op = c->step->op;
+    for (int i = 0; i < fp8_op_arg_count(op); i++)
+        FP8_TRY(check_owner(c, i));
+    FP8_TRY(check_own(c));
+    return op == FP8_OP_GEMM || op == FP8_OP_COLUMN_SUMS ? FP8_OK : check_common(c);
+}
+
+/* ---- the layer ---- */
+
+/* Values around every power of two. */
+static fp8_status check_extents(struct fp8_checker *c, const struct fp8_step *step)
+{
+    c->step = step;
+    for (int64_t power = 1; power < 2 * c->plan->max_tokens; power *= 2) {
+        for (int64_t tokens = power - 1; tokens <= power + 1; tokens++) {
+            c->tokens = fp8_min_i64(tokens, c->plan->max_tokens);
+            FP8_TRY(check_step(c));
+        }
+    }
+    return FP8_OK;
 }
 
 fp8_status fp8_plan_check(const char *path, const struct fp8_layer_plan *plan)
 {
-    struct checker c = { .path = path, .plan = plan };
-    for (int pass = 0; pass < FP8_PASS_COUNT; pass++) {
+    struct fp8_checker c = { .path = path, .plan = plan };
+    for (int pass = 0; pass < FP8_PLAN_COUNT; pass++) {
         c.pass = (fp8_pass)pass;
-        FP8_TRY(check_order(&c));
         for (int i = 0; i < plan->passes[pass].step_count; i++) {
-            c.step = &plan->passes[pass].steps[i];
-            for (int64_t power = 1; power < 2 * plan->max_tokens; power *= 2) {
-                for (int64_t tokens = power - 1; tokens <= power + 1; tokens++) {
-                    c.tokens = fp8_min_i64(tokens, plan->max_tokens);
-                    FP8_TRY(check_step(&c));
-                }
-            }
+            const struct fp8_step *step = &plan->passes[pass].steps[i];
+            FP8_TRY(check_extents(&c, step));
+            if (step->alternative)
+                FP8_TRY(check_extents(&c, &step->alternative->step));
         }
+        c.tokens = plan->max_tokens;
+        FP8_TRY(fp8_plan_flow(&c));
     }
     return FP8_OK;
 }

@@ -14,11 +14,6 @@ static fp8_status check_role(const char *call, fp8_role role)
                     call, (int)role);
 }
 
-static int64_t role_cols(const struct fp8_layer_plan *plan, fp8_role role)
-{
-    return role == FP8_ROLE_DY ? plan->out_features : plan->in_features;
-}
-
 /* ---- quantize ---- */
 
 static const struct {
@@ -48,9 +43,7 @@ static fp8_status check_quantize(const fp8_layer *layer, const fp8_quantize_args
         check.tokens = *tokens;
     }
     FP8_TRY(fp8_check_tensor(&check, quantizes[args->role].slot, args->source));
-    int64_t rows = args->role == FP8_ROLE_W ? layer->plan->out_features : *tokens;
-    FP8_TRY(fp8_check_target(&check, "operand", rows, role_cols(layer->plan, args->role), *copies,
-                             args->operand));
+    FP8_TRY(fp8_check_target(&check, "operand", args->role, *copies, args->operand));
     FP8_TRY(fp8_check_found_inf(call, args->found_inf));
     return fp8_check_call(&check, layer, &args->call);
 }
@@ -117,20 +110,21 @@ fp8_status fp8_dequantize(const fp8_layer *layer, const fp8_dequantize_args *arg
     if (target->rows == 0)
         return FP8_OK;
     fp8_operand_view view;
-    fp8_operand_layout(operand->data, operand->rows, operand->cols, operand->copies, &view);
+    fp8_operand_layout(operand, &view);
+    float *vector = view.row ? view.row_scales : view.transposed_scales;
     const fp8_value values[FP8_DEQUANTIZE_ARG_COUNT] = {
         [FP8_DEQUANTIZE_source].p = view.row ? view.row : view.transposed,
         [FP8_DEQUANTIZE_source_ld].i = view.row ? view.row_ld : view.transposed_ld,
-        [FP8_DEQUANTIZE_scales].p = view.scales,
+        [FP8_DEQUANTIZE_scales].p = vector ? vector : view.scales,
+        [FP8_DEQUANTIZE_scales_ld].i = view.row ? view.row_scales_ld : view.transposed_scales_ld,
         [FP8_DEQUANTIZE_target].p = target->data,
         [FP8_DEQUANTIZE_target_ld].i = target->rows > 1 ? target->ld : target->cols,
         [FP8_DEQUANTIZE_rows].i = target->rows,
         [FP8_DEQUANTIZE_cols].i = target->cols,
         [FP8_DEQUANTIZE_is_transposed].i = view.row == NULL,
     };
-    const struct fp8_layer_plan *plan = layer->plan;
-    const struct fp8_kernel *kernel =
-        operand->dtype == FP8_DTYPE_E4M3 ? plan->dequantize_e4m3 : plan->dequantize_e5m2;
+    const struct fp8_kernel *kernel = fp8_dequantize_kernel(
+        layer->plan, operand->dtype, view.row ? operand->row_scaling : operand->transposed_scaling);
     bool pushed;
     status = fp8_context_enter(layer->context, &pushed);
     if (status == FP8_OK)

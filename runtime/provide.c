@@ -296,9 +296,10 @@ static bool fits(const struct fp8_layer_plan *plan, const fp8_layer_description 
 {
     return plan->in_features == d->in_features && plan->out_features == d->out_features &&
            plan->max_tokens >= d->max_tokens && plan->has_bias == (d->has_bias != 0) &&
-           strcmp(plan->recipe, d->recipe) == 0 && fits_format(plan, d->format) &&
-           fits_scales(plan, d->power_of_two != 0) && fits_dtype(plan, FP8_SLOT_W, d->w_dtype) &&
-           fits_dtype(plan, FP8_SLOT_Y, d->y_dtype) && fits_dtype(plan, FP8_SLOT_DX, d->dx_dtype) &&
+           strcmp(fp8_recipe_names[plan->recipe.kind], d->recipe) == 0 &&
+           fits_format(plan, d->format) && fits_scales(plan, d->power_of_two != 0) &&
+           fits_dtype(plan, FP8_SLOT_W, d->w_dtype) && fits_dtype(plan, FP8_SLOT_Y, d->y_dtype) &&
+           fits_dtype(plan, FP8_SLOT_DX, d->dx_dtype) &&
            fits_dtype(plan, FP8_SLOT_DW, d->dw_dtype) &&
            fits_accumulation(plan, FP8_PASS_FPROP, d->fprop) &&
            fits_accumulation(plan, FP8_PASS_DGRAD, d->dgrad) &&

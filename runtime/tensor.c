@@ -129,10 +129,12 @@ fp8_status fp8_check_operand_struct(const char *call, const char *name, const fp
     return FP8_OK;
 }
 
-static fp8_status check_operand_memory(const char *call, const char *name, int64_t rows,
-                                       int64_t cols, uint32_t copies, const fp8_operand *operand)
+static fp8_status check_operand_memory(const char *call, const char *name,
+                                       const struct fp8_shape *shape, const fp8_operand *operand)
 {
-    int64_t bytes = fp8_operand_bytes(rows, cols, copies);
+    if (shape->copies == 0) /* it holds what its fields say, and no bytes */
+        return FP8_OK;
+    int64_t bytes = fp8_operand_bytes(shape);
     if (!operand->data)
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "%s: %s->data is NULL; give it %lld bytes (fp8_layer_bytes)", call, name,
@@ -145,9 +147,15 @@ static fp8_status check_operand_memory(const char *call, const char *name, int64
             FP8_ERR_OPERAND,
             "%s: %s has %zu bytes, but %lld x %lld with %s cop%s takes %lld; size it with "
             "fp8_layer_bytes",
-            call, name, operand->bytes, (long long)rows, (long long)cols, copies_name(copies),
-            copies == FP8_COPY_BOTH ? "ies" : "y", (long long)bytes);
+            call, name, operand->bytes, (long long)shape->rows, (long long)shape->cols,
+            copies_name(shape->copies), shape->copies == FP8_COPY_BOTH ? "ies" : "y",
+            (long long)bytes);
     return FP8_OK;
+}
+
+static const char *scaling_name(fp8_scaling scaling)
+{
+    return (unsigned)scaling <= FP8_SCALING_NONE ? fp8_scaling_names[scaling] : "(unknown)";
 }
 
 static const char *filled_by(fp8_role role)
@@ -187,13 +195,12 @@ fp8_status fp8_check_filled(const struct fp8_check *check, const char *name, fp8
     const char *call = check->call;
     const struct fp8_layer_plan *plan = check->plan;
     FP8_TRY(fp8_check_operand_role(call, name, role, operand));
-    int64_t rows = role == FP8_ROLE_W ? plan->out_features : check->tokens;
-    int64_t cols = role == FP8_ROLE_DY ? plan->out_features : plan->in_features;
-    if (operand->rows != rows || operand->cols != cols)
+    const struct fp8_shape shape = fp8_operand_shape(plan, role, check->tokens, operand->copies);
+    if (operand->rows != shape.rows || operand->cols != shape.cols)
         return fp8_fail(FP8_ERR_SHAPE,
                         "%s: %s was filled from %lld x %lld, but layer '%s' takes %lld x %lld here",
                         call, name, (long long)operand->rows, (long long)operand->cols, plan->name,
-                        (long long)rows, (long long)cols);
+                        (long long)shape.rows, (long long)shape.cols);
     if (operand->dtype != plan->formats[role])
         return fp8_fail(FP8_ERR_DTYPE, "%s: %s is %s, but layer '%s' takes %s", call, name,
                         fp8_dtype_name(operand->dtype), plan->name,
@@ -203,14 +210,25 @@ fp8_status fp8_check_filled(const struct fp8_check *check, const char *name, fp8
                         "%s: %s has %s copy, but %s copy is needed; fill it with that copy (%s)",
                         call, name, copies_name(operand->copies), copies_name(copies),
                         filled_by(role));
-    return check_operand_memory(call, name, rows, cols, operand->copies, operand);
+    if (operand->row_scaling != shape.scalings[FP8_ROW_COPY] ||
+        operand->transposed_scaling != shape.scalings[FP8_TRANSPOSED_COPY])
+        return fp8_fail(
+            FP8_ERR_OPERAND,
+            "%s: %s is scaled by %s and %s, but layer '%s' (recipe %s) takes %s and %s; "
+            "fill it with this layer",
+            call, name, scaling_name(operand->row_scaling),
+            scaling_name(operand->transposed_scaling), plan->name,
+            fp8_recipe_names[plan->recipe.kind], scaling_name(shape.scalings[FP8_ROW_COPY]),
+            scaling_name(shape.scalings[FP8_TRANSPOSED_COPY]));
+    return check_operand_memory(call, name, &shape, operand);
 }
 
-fp8_status fp8_check_target(const struct fp8_check *check, const char *name, int64_t rows,
-                            int64_t cols, uint32_t copies, const fp8_operand *operand)
+fp8_status fp8_check_target(const struct fp8_check *check, const char *name, fp8_role role,
+                            uint32_t copies, const fp8_operand *operand)
 {
+    const struct fp8_shape shape = fp8_operand_shape(check->plan, role, check->tokens, copies);
     FP8_TRY(fp8_check_operand_struct(check->call, name, operand));
-    return check_operand_memory(check->call, name, rows, cols, copies, operand);
+    return check_operand_memory(check->call, name, &shape, operand);
 }
 
 fp8_status fp8_check_rows(const char *call, const char *name, fp8_role role,

@@ -81,6 +81,8 @@ local function dispatch(c, gemm, dtype)
             source_dtype = gemm.a_dtype,
             second_dtype = gemm.b_dtype,
             target_dtype = gemm.dtype,
+            a_scaling = "tensor",
+            b_scaling = "tensor",
             accumulate = accumulate,
         }))
     end
@@ -149,7 +151,9 @@ function M.step(c, g)
             b = b,
             b_ld = b .. ".ld",
             a_scales = g.a .. "_scales",
+            a_scales_ld = 0,
             b_scales = g.b .. "_scales",
+            b_scales_ld = 0,
             bias = g.bias and "bias" or null,
             out = g.out,
             out_ld = g.out .. ".ld",
@@ -160,6 +164,8 @@ function M.step(c, g)
         },
         a_dtype = g.a_dtype,
         b_dtype = g.b_dtype,
+        a_scaling = "tensor",
+        b_scaling = "tensor",
         out_dtype = g.dtype,
         accumulation = g.accumulation,
         stage = g.out .. "_stage",

@@ -16,6 +16,7 @@ local kernel_kinds = {
     amax = {
         op = "amax",
         template = "amax.cu",
+        leaves_out = { when = true },
         name = function(s) return "amax_" .. s.source_dtype end,
         parameters = function(s) return { source = s.source_dtype } end,
         grid = {
@@ -29,6 +30,7 @@ local kernel_kinds = {
     amax_dbias = { -- also the column sums of every TILE rows
         op = "amax",
         template = "amax_dbias.cu",
+        leaves_out = { when = true },
         name = function(s) return "amax_dbias_" .. s.source_dtype end,
         parameters = function(s) return { source = s.source_dtype } end,
         grid = {
@@ -43,6 +45,7 @@ local kernel_kinds = {
     quantize = {
         op = "quantize",
         template = "quantize.cu",
+        leaves_out = { when = true },
         name = function(s)
             return ("quantize_%s_%s%s"):format(s.source_dtype, s.target_dtype,
                                                s.power_of_two and "_pow2" or "")
@@ -88,6 +91,7 @@ local kernel_kinds = {
     dequantize = {
         op = "dequantize",
         template = "dequantize.cu",
+        leaves_out = { scales_ld = true },
         name = function(s) return "dequantize_" .. s.source_dtype end,
         parameters = function(s) return { format = s.source_dtype } end,
         grid = {
@@ -100,6 +104,15 @@ local kernel_kinds = {
     },
 }
 
+-- The op's arguments, without those that the template does not take.
+local function args_of(kind, format)
+    local list = {}
+    for _, arg in ipairs(format.ops[kind.op]) do
+        if not (kind.leaves_out and kind.leaves_out[arg.name]) then list[#list + 1] = arg end
+    end
+    return list
+end
+
 -- A kernel of one kind; kernel_set adds what is the same for all.
 local function plain_kernel(kind_name, semantics, format)
     local kind = kernel_kinds[kind_name]
@@ -111,7 +124,7 @@ local function plain_kernel(kind_name, semantics, format)
         template = kind.template,
         parameters = kind.parameters(semantics),
         semantics = semantics,
-        args = format.ops[kind.op],
+        args = args_of(kind, format),
         grid = grid,
         block = 256,
         cluster = 1,

@@ -22,6 +22,7 @@ function M.quantize(c, name, dtype, rows, cols, dbias)
         found_inf = "found_inf",
         dbias_partials = dbias and "dbias_partials" or null,
         dbias_ld = dbias and "dbias_partials.ld" or 0,
+        when = null,
     }
     local cast = {
         partials = "amax_partials",
@@ -37,6 +38,7 @@ function M.quantize(c, name, dtype, rows, cols, dbias)
         dbias_partials = dbias and "dbias_partials" or null,
         dbias_ld = dbias and "dbias_partials.ld" or 0,
         accumulate = dbias and "accumulate" or 0,
+        when = null,
     }
     for key, value in pairs(source) do amax[key], cast[key] = value, value end
     return {

@@ -277,24 +277,15 @@ struct fake_lt *bundle_fake_lt(void)
 
 static json_t *executed; /* the kernels of a manifest */
 
-#define X(name, type) #name,
-static const char *const amax_names[] = { FP8_OP_ARGS_AMAX(X) };
-static const char *const quantize_names[] = { FP8_OP_ARGS_QUANTIZE(X) };
-static const char *const store_names[] = { FP8_OP_ARGS_STORE(X) };
-static const char *const dequantize_names[] = { FP8_OP_ARGS_DEQUANTIZE(X) };
-static const char *const gemm_names[] = { FP8_OP_ARGS_GEMM(X) };
-#undef X
+#define ARG(name, type) #name,
+#define X(NAME, name, ARGS) [FP8_OP_##NAME] = { name, { ARGS(ARG) }, FP8_##NAME##_ARG_COUNT },
 static const struct {
     const char *name;
-    const char *const *args;
+    const char *args[FP8_OP_MAX_ARGS];
     int count;
-} op_table[] = {
-    [FP8_OP_AMAX] = { "amax", amax_names, FP8_AMAX_ARG_COUNT },
-    [FP8_OP_QUANTIZE] = { "quantize", quantize_names, FP8_QUANTIZE_ARG_COUNT },
-    [FP8_OP_STORE] = { "store", store_names, FP8_STORE_ARG_COUNT },
-    [FP8_OP_DEQUANTIZE] = { "dequantize", dequantize_names, FP8_DEQUANTIZE_ARG_COUNT },
-    [FP8_OP_GEMM] = { "gemm", gemm_names, FP8_GEMM_ARG_COUNT },
-};
+} op_table[] = { FP8_OPS(X) };
+#undef X
+#undef ARG
 
 static fp8_dtype dtype_of(json_t *kernel, const char *key)
 {

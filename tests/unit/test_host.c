@@ -341,8 +341,9 @@ static void refuses_dtypes_it_does_not_take(void **state)
 {
     (void)state;
     fp8_value args[FP8_OP_MAX_ARGS] = { { 0 } };
-    fp8_semantics none = { 0 },
-                  int8 = { FP8_DTYPE_UINT8, FP8_DTYPE_UINT8, FP8_DTYPE_UINT8, false, false };
+    fp8_semantics none = { 0 }, int8 = { .source_dtype = FP8_DTYPE_UINT8,
+                                         .second_dtype = FP8_DTYPE_UINT8,
+                                         .target_dtype = FP8_DTYPE_UINT8 };
     for (int op = 0; op < FP8_OP_COUNT; op++) {
         assert_int_equal(fp8_host_run(pool, (enum fp8_op)op, &none, args), FP8_ERR_UNSUPPORTED);
         assert_int_equal(fp8_host_run(pool, (enum fp8_op)op, &int8, args), FP8_ERR_UNSUPPORTED);

@@ -100,9 +100,14 @@ static void operands_are_laid_out_as_documented(void **state)
         assert_int_equal(fp8_operand_parts(&operand, &view), FP8_ERR_OPERAND);
         assert_null(view.scales);
     }
-    assert_int_equal(fp8_operand_bytes((int64_t)1 << 61, 1 << 30, FP8_COPY_BOTH), -1);
-    assert_int_equal(fp8_operand_bytes(INT64_MAX, 1, FP8_COPY_ROW), -1);
-    assert_int_equal(fp8_operand_bytes(-1, 1, FP8_COPY_ROW), -1);
+    static const struct fp8_shape beyond[] = {
+        { (int64_t)1 << 61, 1 << 30, FP8_COPY_BOTH, { FP8_SCALING_TENSOR, FP8_SCALING_TENSOR } },
+        { (int64_t)1 << 61, 1 << 30, FP8_COPY_BOTH, { FP8_SCALING_BLOCK, FP8_SCALING_BLOCK } },
+        { INT64_MAX, 1, FP8_COPY_ROW, { FP8_SCALING_TENSOR, FP8_SCALING_TENSOR } },
+        { -1, 1, FP8_COPY_ROW, { FP8_SCALING_ROW, FP8_SCALING_ROW } },
+    };
+    for (size_t i = 0; i < sizeof beyond / sizeof beyond[0]; i++)
+        assert_int_equal(fp8_operand_bytes(&beyond[i]), -1);
 }
 
 static void operands_that_hold_nothing_have_no_parts(void **state)

@@ -43,6 +43,8 @@ class Operand(ctypes.Structure):
         ("bytes", c_size_t),
         ("dtype", c_int),
         ("copies", c_uint32),
+        ("row_scaling", c_int),
+        ("transposed_scaling", c_int),
         ("rows", c_int64),
         ("cols", c_int64),
         ("version", c_uint64),
@@ -57,6 +59,10 @@ class OperandView(ctypes.Structure):
         ("row_ld", c_int64),
         ("transposed", c_void_p),
         ("transposed_ld", c_int64),
+        ("row_scales", c_void_p),
+        ("row_scales_ld", c_int64),
+        ("transposed_scales", c_void_p),
+        ("transposed_scales_ld", c_int64),
     ]
 
 
