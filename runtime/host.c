@@ -1,5 +1,5 @@
 /*
- * host.c - entry of the host backend, and its two small ops: store and dequantize.
+ * host.c - entry of the host backend, and its small op store.
  *
  * The floating-point environment is set here once for all ops: casts and scales need round to
  * nearest and subnormals, which a caller may have switched off. store exists for completeness of
@@ -95,70 +95,69 @@ static fp8_status run_store(struct fp8_pool *pool, const fp8_semantics *how, con
     return FP8_OK;
 }
 
-/* ---- dequantize ---- */
+/* ---- all ops ---- */
 
-struct dequantize {
-    const uint8_t *source;
-    float *target;
-    int64_t source_ld, target_ld, rows, cols, rows_per_item;
-    bool transposed;
-    float values[256]; /* decoded, times scale_inv */
-};
-
-static void dequantize_item(void *user, int64_t index)
+/* The argument `when` of an op, -1 if it has none. */
+static int when_of(enum fp8_op op)
 {
-    const struct dequantize *job = user;
-    int64_t first = index * job->rows_per_item;
-    int64_t last = fp8_min_i64(first + job->rows_per_item, job->rows);
-    for (int64_t i = first; i < last; i++) {
-        float *target = job->target + i * job->target_ld;
-        const uint8_t *source = job->source + (job->transposed ? i : i * job->source_ld);
-        int64_t step = job->transposed ? job->source_ld : 1;
-        for (int64_t j = 0; j < job->cols; j++)
-            target[j] = job->values[source[j * step]];
+    switch (op) {
+    case FP8_OP_AMAX:
+        return FP8_AMAX_when;
+    case FP8_OP_QUANTIZE:
+        return FP8_QUANTIZE_when;
+    case FP8_OP_FUSED:
+        return FP8_FUSED_when;
+    case FP8_OP_CAST:
+        return FP8_CAST_when;
+    case FP8_OP_QUANTIZE_ROW:
+        return FP8_QUANTIZE_ROW_when;
+    case FP8_OP_QUANTIZE_COLUMN:
+        return FP8_QUANTIZE_COLUMN_when;
+    case FP8_OP_QUANTIZE_BLOCK:
+        return FP8_QUANTIZE_BLOCK_when;
+    case FP8_OP_TRANSPOSE:
+        return FP8_TRANSPOSE_when;
+    default:
+        return -1;
     }
 }
 
-static fp8_status run_dequantize(struct fp8_pool *pool, const fp8_semantics *how,
-                                 const fp8_value *args)
+static bool is_off(enum fp8_op op, const fp8_value *args)
 {
-    if (how->target_dtype != FP8_DTYPE_FP32)
-        return fp8_fail(FP8_ERR_UNSUPPORTED, "host backend: no dequantize to %s",
-                        fp8_dtype_name(how->target_dtype));
-    struct dequantize job = {
-        .source = args[FP8_DEQUANTIZE_source].p,
-        .target = args[FP8_DEQUANTIZE_target].p,
-        .source_ld = args[FP8_DEQUANTIZE_source_ld].i,
-        .target_ld = args[FP8_DEQUANTIZE_target_ld].i,
-        .rows = args[FP8_DEQUANTIZE_rows].i,
-        .cols = args[FP8_DEQUANTIZE_cols].i,
-        .transposed = args[FP8_DEQUANTIZE_is_transposed].i != 0,
-    };
-    fp8_status status = fp8_host_decode_table(how->source_dtype, job.values);
-    if (status != FP8_OK)
-        return status;
-    if (job.rows == 0 || job.cols == 0)
-        return FP8_OK;
-    float scale_inv = ((const float *)args[FP8_DEQUANTIZE_scales].p)[FP8_SCALES_SCALE_INV];
-    for (int code = 0; code < 256; code++)
-        job.values[code] *= scale_inv;
-    job.rows_per_item = rows_of_grain(job.cols);
-    fp8_pool_run(pool, fp8_ceil_div(job.rows, job.rows_per_item), dequantize_item, &job);
-    return FP8_OK;
+    int when = when_of(op);
+    return when >= 0 && args[when].p != NULL && *(const uint32_t *)args[when].p == 0;
 }
 
 static fp8_status run_op(struct fp8_pool *pool, enum fp8_op op, const fp8_semantics *semantics,
                          const fp8_value *args)
 {
+    if (is_off(op, args))
+        return FP8_OK;
     switch (op) {
     case FP8_OP_AMAX:
         return fp8_host_amax(pool, semantics, args);
     case FP8_OP_QUANTIZE:
         return fp8_host_quantize(pool, semantics, args);
+    case FP8_OP_FUSED:
+        return fp8_host_fused(pool, semantics, args);
+    case FP8_OP_CAST:
+        return fp8_host_cast(pool, semantics, args);
+    case FP8_OP_COLUMN_SUMS:
+        return fp8_host_column_sums(pool, args);
+    case FP8_OP_QUANTIZE_ROW:
+        return fp8_host_quantize_row(pool, semantics, args);
+    case FP8_OP_QUANTIZE_COLUMN:
+        return fp8_host_quantize_column(pool, semantics, args);
+    case FP8_OP_QUANTIZE_BLOCK:
+        return fp8_host_quantize_block(pool, semantics, args);
+    case FP8_OP_TRANSPOSE:
+        return fp8_host_transpose(pool, args);
+    case FP8_OP_ROLL:
+        return fp8_host_roll(args);
     case FP8_OP_STORE:
         return run_store(pool, semantics, args);
     case FP8_OP_DEQUANTIZE:
-        return run_dequantize(pool, semantics, args);
+        return fp8_host_dequantize(pool, semantics, args);
     case FP8_OP_GEMM:
         return fp8_host_gemm(pool, semantics, args);
     default:

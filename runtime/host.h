@@ -22,12 +22,27 @@
 fp8_status fp8_host_run(struct fp8_pool *pool, enum fp8_op op, const fp8_semantics *semantics,
                         const fp8_value *args);
 
-/* ---- its parts, one per op, in host_quantize.c and host_gemm.c ---- */
+/* ---- its parts, one per op; host_amax.c, host_quantize*.c, host_dequantize.c, host_gemm.c ---- */
 
 fp8_status fp8_host_amax(struct fp8_pool *pool, const fp8_semantics *semantics,
                          const fp8_value *args);
 fp8_status fp8_host_quantize(struct fp8_pool *pool, const fp8_semantics *semantics,
                              const fp8_value *args);
+fp8_status fp8_host_fused(struct fp8_pool *pool, const fp8_semantics *semantics,
+                          const fp8_value *args);
+fp8_status fp8_host_cast(struct fp8_pool *pool, const fp8_semantics *semantics,
+                         const fp8_value *args);
+fp8_status fp8_host_column_sums(struct fp8_pool *pool, const fp8_value *args);
+fp8_status fp8_host_quantize_row(struct fp8_pool *pool, const fp8_semantics *semantics,
+                                 const fp8_value *args);
+fp8_status fp8_host_quantize_column(struct fp8_pool *pool, const fp8_semantics *semantics,
+                                    const fp8_value *args);
+fp8_status fp8_host_quantize_block(struct fp8_pool *pool, const fp8_semantics *semantics,
+                                   const fp8_value *args);
+fp8_status fp8_host_transpose(struct fp8_pool *pool, const fp8_value *args);
+fp8_status fp8_host_roll(const fp8_value *args);
+fp8_status fp8_host_dequantize(struct fp8_pool *pool, const fp8_semantics *semantics,
+                               const fp8_value *args);
 fp8_status fp8_host_gemm(struct fp8_pool *pool, const fp8_semantics *semantics,
                          const fp8_value *args);
 

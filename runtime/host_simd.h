@@ -21,15 +21,19 @@ struct fp8_host_simd {
     int64_t tile_rows, tile_cols; /* of `multiply` */
 
     /* acc[i * ld + j] += sum over k < depth of a[k * tile_rows + i] * b[k * tile_cols + j]: the sum
-     * in float32 in ascending k (products of two FP8 values are exact), then added in float64.
-     * depth is at most FP8_HOST_PIECE. */
-    void (*multiply)(const float *a, const float *b, int64_t depth, double *acc, int64_t ld);
+     * in float32 in ascending k (products of two FP8 or bf16 values are exact), then, times
+     * row_factors[i] * col_factors[j] unless row_factors is NULL, added in float64. depth is at most
+     * FP8_HOST_PIECE. */
+    void (*multiply)(const float *a, const float *b, int64_t depth, const double *row_factors,
+                     const double *col_factors, double *acc, int64_t ld);
 
-    /* codes[0 .. PIECE) = cast(source * scale). */
-    void (*encode[FP8_HOST_FROM_COUNT][FP8_HOST_TO_COUNT])(const void *source, float scale,
+    /* codes[i] = cast(source[i] * scales[i]), i < PIECE. */
+    void (*encode[FP8_HOST_FROM_COUNT][FP8_HOST_TO_COUNT])(const void *source, const float *scales,
                                                            uint8_t *codes);
     /* Over `pieces` pieces: the largest |x| below infinity as float32 bits; *bad |= any other. */
     uint32_t (*amax[FP8_HOST_FROM_COUNT])(const void *source, int64_t pieces, uint32_t *bad);
+    /* The same for each column by itself: largest[i] becomes the larger of it and |source[i]|. */
+    void (*column_amax[FP8_HOST_FROM_COUNT])(const void *source, uint32_t *largest, uint32_t *bad);
     /* sums[0 .. PIECE) += source. */
     void (*add[FP8_HOST_FROM_COUNT])(const void *source, double *sums);
 };

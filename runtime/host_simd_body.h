@@ -10,6 +10,7 @@ typedef float SIMD_NAME(vector) __attribute__((vector_size(SIMD_LANES * 4), alig
 typedef double SIMD_NAME(wide) __attribute__((vector_size(SIMD_LANES * 8), aligned(8), may_alias));
 
 SIMD_TARGET static void SIMD_NAME(multiply)(const float *a, const float *b, int64_t depth,
+                                            const double *row_factors, const double *col_factors,
                                             double *acc, int64_t ld)
 {
     SIMD_NAME(vector) sum[SIMD_ROWS][SIMD_VECTORS] = { 0 };
@@ -32,7 +33,10 @@ SIMD_TARGET static void SIMD_NAME(multiply)(const float *a, const float *b, int6
 #pragma GCC unroll 16
         for (int v = 0; v < SIMD_VECTORS; v++) {
             SIMD_NAME(wide) *target = (SIMD_NAME(wide) *)(acc + i * ld + v * SIMD_LANES);
-            *target += __builtin_convertvector(sum[i][v], SIMD_NAME(wide));
+            SIMD_NAME(wide) part = __builtin_convertvector(sum[i][v], SIMD_NAME(wide));
+            if (row_factors != NULL)
+                part *= row_factors[i] * *(const SIMD_NAME(wide) *)(col_factors + v * SIMD_LANES);
+            *target += part;
         }
     }
 }
@@ -41,8 +45,8 @@ SIMD_TARGET static void SIMD_NAME(multiply)(const float *a, const float *b, int6
  * codes stay words until all are there: narrowed in the same loop, gcc would narrow every term of
  * theirs. */
 #define SIMD_ENCODE(from, type, to_float, to)                                                      \
-    SIMD_TARGET static void SIMD_NAME(encode_##from##_##to)(const void *source, float scale,       \
-                                                            uint8_t *codes)                        \
+    SIMD_TARGET static void SIMD_NAME(encode_##from##_##to)(const void *source,                    \
+                                                            const float *scales, uint8_t *codes)   \
     {                                                                                              \
         const type *restrict in = source;                                                          \
         uint8_t *restrict out = codes;                                                             \
@@ -51,12 +55,12 @@ SIMD_TARGET static void SIMD_NAME(multiply)(const float *a, const float *b, int6
             float x = to_float(in[i]);                                                             \
             uint32_t bits = fp8_bits_of_float(x), size = bits & 0x7FFFFFFFu;                       \
             largest = largest > size ? largest : size;                                             \
-            words[i] = fp8_encode_finite(bits, x * scale, fp8_encoding_##to);                      \
+            words[i] = fp8_encode_finite(bits, x * scales[i], fp8_encoding_##to);                  \
         }                                                                                          \
         for (int i = 0; i < FP8_HOST_PIECE; i++)                                                   \
             out[i] = (uint8_t)words[i];                                                            \
         for (int i = 0; i < FP8_HOST_PIECE && !fp8_is_finite(largest); i++)                        \
-            out[i] = fp8_encode_##to(to_float(in[i]), scale);                                      \
+            out[i] = fp8_encode_##to(to_float(in[i]), scales[i]);                                  \
     }
 SIMD_ENCODE(bf16, uint16_t, fp8_bf16_to_float, e4m3)
 SIMD_ENCODE(bf16, uint16_t, fp8_bf16_to_float, e5m2)
@@ -88,6 +92,27 @@ SIMD_AMAX(bf16, uint16_t, 0x7F80u, 16)
 SIMD_AMAX(fp32, uint32_t, 0x7F800000u, 0)
 #undef SIMD_AMAX
 
+#define SIMD_COLUMN_AMAX(from, word, infinity, shift)                                              \
+    SIMD_TARGET static void SIMD_NAME(column_amax_##from)(const void *source, uint32_t *largest,   \
+                                                          uint32_t *bad)                           \
+    {                                                                                              \
+        const word *restrict in = source;                                                          \
+        uint32_t *restrict out = largest;                                                          \
+        uint32_t others = 0;                                                                       \
+        for (int i = 0; i < FP8_HOST_PIECE; i++) {                                                 \
+            uint32_t size = (uint32_t)(in[i] & (word)(((word)-1) >> 1));                           \
+            uint32_t other = fp8_mask(size >= infinity);                                           \
+            uint32_t finite = (size & ~other) << shift;                                            \
+            out[i] = out[i] > finite ? out[i] : finite;                                            \
+            others |= other;                                                                       \
+        }                                                                                          \
+        if (others != 0)                                                                           \
+            *bad = 1;                                                                              \
+    }
+SIMD_COLUMN_AMAX(bf16, uint16_t, 0x7F80u, 16)
+SIMD_COLUMN_AMAX(fp32, uint32_t, 0x7F800000u, 0)
+#undef SIMD_COLUMN_AMAX
+
 #define SIMD_ADD(from, type, to_float)                                                             \
     SIMD_TARGET static void SIMD_NAME(add_##from)(const void *source, double *sums)                \
     {                                                                                              \
@@ -108,6 +133,7 @@ static const struct fp8_host_simd SIMD_NAME(variant) = {
     .encode = { { SIMD_NAME(encode_bf16_e4m3), SIMD_NAME(encode_bf16_e5m2) },
                 { SIMD_NAME(encode_fp32_e4m3), SIMD_NAME(encode_fp32_e5m2) } },
     .amax = { SIMD_NAME(amax_bf16), SIMD_NAME(amax_fp32) },
+    .column_amax = { SIMD_NAME(column_amax_bf16), SIMD_NAME(column_amax_fp32) },
     .add = { SIMD_NAME(add_bf16), SIMD_NAME(add_fp32) },
 };
 

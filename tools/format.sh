@@ -13,7 +13,7 @@ case $("${tool:-false}" --version 2>/dev/null) in
 esac
 # Not what tools wrote: golden files, tables of the oracle.
 mapfile -t files < <(find gen runtime templates tests examples -type f ! -path 'tests/golden/*' \
-    ! -name format_tables.h \
+    ! -name format_tables.h ! -name op_tables.h \
     \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) | LC_ALL=C sort)
 if [ "${1:-}" != --check ]; then
     "$tool" -i "${files[@]}"
