@@ -44,6 +44,7 @@
     X(mem_alloc, "cuMemAlloc_v2", (CUdeviceptr *, size_t))                                         \
     X(mem_free, "cuMemFree_v2", (CUdeviceptr))                                                     \
     X(memcpy_async, "cuMemcpyAsync", (CUdeviceptr, CUdeviceptr, size_t, CUstream))                 \
+    X(memcpy_2d, "cuMemcpy2DAsync_v2", (const CUDA_MEMCPY2D *, CUstream))                          \
     X(memset_d8, "cuMemsetD8Async", (CUdeviceptr, unsigned char, size_t, CUstream))                \
     X(memset_d32, "cuMemsetD32Async", (CUdeviceptr, unsigned, size_t, CUstream))                   \
     X(memset_2d_d8, "cuMemsetD2D8Async",                                                           \

@@ -17,13 +17,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "runtime/gemm_lt.h"
-#include "runtime/gemm_plan.h"
+#include "runtime/gemm_lt_problem.h"
 
-enum { CHOICES = 8, COLS_PAD = 16, DEPTH_PAD = 16, OUT_ALIGN = 16 };
+enum { CHOICES = 8, WAY_COUNT = FP8_LT_WAY_COUNT };
 
-/* Ways to write the output; each exists without and with a bias. */
-enum way { IN_PLACE, IN_PLACE_ADD, STAGED, WAY_COUNT };
 static const char *const way_names[WAY_COUNT] = { "in place", "in place, accumulating", "staged" };
 
 struct variant {
@@ -35,73 +32,9 @@ struct variant {
 };
 
 struct fp8_lt_range {
-    struct variant variants[WAY_COUNT][2]; /* [has_bias] */
+    struct variant variants[WAY_COUNT][2][2]; /* [has_bias][unaligned]; only bf16 has unaligned */
     char name[96];
 };
-
-/* ---- problems ---- */
-
-static int64_t element_bytes(const struct fp8_gemm_plan *plan)
-{
-    return (int64_t)fp8_dtype_bytes(plan->step->semantics.target_dtype);
-}
-
-static fp8_dtype stage_dtype(const struct fp8_gemm_plan *plan)
-{
-    return plan->step->gemm->overwrite.stage_dtype;
-}
-
-/* Whether the spec's dtypes allow this way at all. */
-static bool way_exists(const struct fp8_gemm_plan *plan, enum way way, int64_t cols)
-{
-    const struct fp8_gemm_step *gemm = plan->step->gemm;
-    if (way == STAGED)
-        return true;
-    if (cols * element_bytes(plan) % OUT_ALIGN != 0)
-        return false;
-    if (way == IN_PLACE)
-        return true;
-    return gemm->may_accumulate &&
-           gemm->accumulate.stage_dtype == plan->step->semantics.target_dtype;
-}
-
-/* Everything about the problem but its pointers and what the way decides. */
-static struct fp8_lt_problem base_problem(const struct fp8_gemm_plan *plan, const fp8_value *args)
-{
-    return (struct fp8_lt_problem){
-        .a_dtype = plan->step->semantics.source_dtype,
-        .b_dtype = plan->step->semantics.second_dtype,
-        .fast = plan->step->gemm->fast,
-        .rows = args[FP8_GEMM_rows].i,
-        .cols = args[FP8_GEMM_cols].i,
-        .depth = fp8_round_up(args[FP8_GEMM_depth].i, DEPTH_PAD),
-        .a_ld = args[FP8_GEMM_a_ld].i,
-        .b_ld = args[FP8_GEMM_b_ld].i,
-        .a = args[FP8_GEMM_a].p,
-        .b = args[FP8_GEMM_b].p,
-        .a_scales = args[FP8_GEMM_a_scales].p,
-        .b_scales = args[FP8_GEMM_b_scales].p,
-    };
-}
-
-static void write_in_place(struct fp8_lt_problem *problem, const struct fp8_gemm_plan *plan,
-                           const fp8_value *args)
-{
-    problem->out_dtype = plan->step->semantics.target_dtype;
-    problem->out = args[FP8_GEMM_out].p;
-    problem->out_ld = args[FP8_GEMM_out_ld].i;
-}
-
-static void write_staged(struct fp8_lt_problem *problem, const struct fp8_gemm_plan *plan,
-                         void *stage, int64_t stage_ld, int64_t stage_rows)
-{
-    problem->accumulate = false;
-    problem->out_dtype = stage_dtype(plan);
-    problem->out = stage;
-    problem->out_ld = stage_ld;
-    problem->cols = fp8_round_up(problem->cols, COLS_PAD);
-    problem->rows = fp8_min_i64(problem->rows, stage_rows);
-}
 
 /* ---- creation ---- */
 
@@ -112,35 +45,46 @@ static size_t gemm_workspace_bytes(const struct fp8_gemm_plan *plan, int64_t tok
            fp8_dtype_bytes(buffer->dtype);
 }
 
-static struct fp8_lt_problem problem_at(const struct fp8_gemm_plan *plan, enum way way, bool bias,
-                                        int64_t tokens)
+static bool is_bf16(const struct fp8_gemm_plan *plan)
+{
+    return plan->step->semantics.source_dtype == FP8_DTYPE_BF16;
+}
+
+static struct fp8_lt_problem problem_at(const struct fp8_gemm_plan *plan, enum fp8_lt_way way,
+                                        bool bias, int64_t tokens)
 {
     fp8_value args[FP8_GEMM_ARG_COUNT];
     for (int i = 0; i < FP8_GEMM_ARG_COUNT; i++)
         args[i].i = fp8_gemm_extent(plan, i, tokens);
-    struct fp8_lt_problem problem = base_problem(plan, args);
+    struct fp8_lt_problem problem =
+        fp8_lt_base_problem(plan, args, NULL, gemm_workspace_bytes(plan, tokens));
     const struct fp8_buffer *stage = &plan->layer->buffers[plan->step->gemm->stage];
     problem.has_bias = bias;
-    problem.accumulate = way == IN_PLACE_ADD;
+    problem.accumulate = way == FP8_LT_IN_PLACE_ADD;
     problem.max_sms = plan->context->max_sms;
-    problem.workspace_bytes = gemm_workspace_bytes(plan, tokens);
-    if (way == STAGED)
-        write_staged(&problem, plan, NULL, fp8_dim_at(&stage->cols, tokens),
-                     fp8_dim_at(&stage->rows, tokens));
-    else
-        write_in_place(&problem, plan, args);
+    if (way == FP8_LT_STAGED) {
+        fp8_lt_write_staged(&problem, plan, NULL, fp8_dim_at(&stage->cols, tokens));
+        fp8_lt_take_rows(&problem, args, 0,
+                         fp8_lt_chunk(plan, &problem, fp8_dim_at(&stage->rows, tokens)));
+    } else {
+        fp8_lt_write_in_place(&problem, plan, args);
+    }
+    (void)fp8_lt_place_scales(plan, &problem, args, 0); /* without memory it copies nothing */
     return problem;
 }
 
-/* The M that stands for a range: the spec's usual one if it lies within, else the largest. */
+/* The M that stands for a range: the spec's usual one if it lies within, else the largest; whole
+ * vectors of rows, which every way has with every scaling. */
 static int64_t tokens_of_range(const struct fp8_layer_plan *layer, const struct fp8_range *range)
 {
     bool usual = layer->tokens >= range->min_tokens && layer->tokens <= range->max_tokens;
-    return usual ? layer->tokens : range->max_tokens;
+    int64_t tokens = usual ? layer->tokens : range->max_tokens;
+    bool by_block = layer->recipe.kind == FP8_RECIPE_BLOCK && !layer->is_bf16;
+    return by_block ? fp8_round_up(tokens, FP8_PAD_BLOCK_SCALES) : tokens;
 }
 
-static void log_way(const struct fp8_gemm_plan *plan, const struct fp8_range *range, enum way way,
-                    bool bias, const struct variant *variant)
+static void log_way(const struct fp8_gemm_plan *plan, const struct fp8_range *range,
+                    enum fp8_lt_way way, bool bias, const struct variant *variant)
 {
     const struct fp8_log *log = &plan->context->log;
     if (!fp8_log_wanted(log, FP8_LOG_DISPATCH))
@@ -158,11 +102,12 @@ static void log_way(const struct fp8_gemm_plan *plan, const struct fp8_range *ra
 /* The measured algorithm first, if the plan has one for this library and it takes it; then the
  * heuristic's. */
 static void fill_variant(const struct fp8_gemm_plan *plan, const struct fp8_choice *choice,
-                         enum way way, const struct fp8_lt_problem *problem,
+                         enum fp8_lt_way way, const struct fp8_lt_problem *problem,
                          struct variant *variant)
 {
     const struct fp8_lt *lt = plan->context->lt;
-    if (way != STAGED && choice->version > 0 && (uint64_t)choice->version == fp8_lt_version(lt) &&
+    if (way != FP8_LT_STAGED && choice->version > 0 &&
+        (uint64_t)choice->version == fp8_lt_version(lt) &&
         fp8_lt_check(lt, problem, choice->algo, &variant->choices[0]))
         variant->is_measured = true;
     variant->count = variant->is_measured;
@@ -170,31 +115,44 @@ static void fill_variant(const struct fp8_gemm_plan *plan, const struct fp8_choi
         fp8_lt_ask(lt, problem, variant->choices + variant->count, CHOICES - variant->count);
 }
 
-static fp8_status ask(const struct fp8_gemm_plan *plan, int index, struct fp8_lt_range *asked)
+/* One way, for pointers that are aligned and, of bf16, for those that are not. */
+static int ask_way(const struct fp8_gemm_plan *plan, int index, enum fp8_lt_way way, bool bias,
+                   struct fp8_lt_range *asked)
 {
     const struct fp8_range *range = &plan->step->gemm->ranges[index];
     int64_t tokens = tokens_of_range(plan->layer, range);
-    int64_t cols = fp8_gemm_extent(plan, FP8_GEMM_cols, tokens);
+    if (!fp8_lt_way_exists(plan, way, fp8_gemm_extent(plan, FP8_GEMM_rows, tokens),
+                           fp8_gemm_extent(plan, FP8_GEMM_cols, tokens)))
+        return 0;
+    int found = 0;
+    for (int unaligned = 0; unaligned <= is_bf16(plan); unaligned++) {
+        struct variant *variant = &asked->variants[way][bias][unaligned];
+        struct fp8_lt_problem problem = problem_at(plan, way, bias, tokens);
+        problem.unaligned = unaligned;
+        fill_variant(plan, plan->ranges[index].choice, way, &problem, variant);
+        log_way(plan, range, way, bias, variant);
+        if (way != FP8_LT_IN_PLACE_ADD)
+            found += variant->count;
+        if (variant->count > 0 && !asked->name[0])
+            fp8_lt_name(plan->context->lt, &variant->choices[0], asked->name, sizeof asked->name);
+    }
+    return found;
+}
+
+static fp8_status ask(const struct fp8_gemm_plan *plan, int index, struct fp8_lt_range *asked)
+{
+    const struct fp8_range *range = &plan->step->gemm->ranges[index];
+    FP8_TRY(fp8_lt_check_scaling(plan));
     for (int bias = 0; bias <= plan->has_bias; bias++) {
         int found = 0;
-        for (int way = 0; way < WAY_COUNT; way++) {
-            struct variant *variant = &asked->variants[way][bias];
-            if (!way_exists(plan, (enum way)way, cols))
-                continue;
-            struct fp8_lt_problem problem = problem_at(plan, (enum way)way, bias, tokens);
-            fill_variant(plan, plan->ranges[index].choice, (enum way)way, &problem, variant);
-            log_way(plan, range, (enum way)way, bias, variant);
-            if (way != IN_PLACE_ADD)
-                found += variant->count;
-            if (variant->count > 0 && !asked->name[0])
-                fp8_lt_name(plan->context->lt, &variant->choices[0], asked->name,
-                            sizeof asked->name);
-        }
+        for (int way = 0; way < WAY_COUNT; way++)
+            found += ask_way(plan, index, (enum fp8_lt_way)way, bias, asked);
         if (found == 0)
             return fp8_fail(FP8_ERR_CUBLASLT,
                             "layer '%s', %s: cuBLASLt offers no algorithm for M = %lld, N = %lld, "
                             "K = %lld (%s)%s",
-                            plan->layer->name, fp8_pass_name(plan->pass), (long long)tokens,
+                            plan->layer->name, fp8_pass_name(plan->pass),
+                            (long long)tokens_of_range(plan->layer, range),
                             (long long)plan->layer->out_features,
                             (long long)plan->layer->in_features, range->dtype,
                             bias ? " with bias" : "");
@@ -219,7 +177,7 @@ void fp8_lt_range_destroy(struct fp8_lt_range *range)
 /* ---- running ---- */
 
 static void log_refusal(const struct fp8_gemm_plan *plan, const struct fp8_lt_problem *problem,
-                        enum way way, const struct fp8_lt_choice *choice, const char *reason)
+                        enum fp8_lt_way way, const struct fp8_lt_choice *choice, const char *reason)
 {
     const struct fp8_log *log = &plan->context->log;
     if (!fp8_log_wanted(log, FP8_LOG_DISPATCH))
@@ -258,7 +216,7 @@ static bool try_choice(const struct fp8_gemm_plan *plan, const struct fp8_lt_pro
 }
 
 static bool try_choices(const struct fp8_gemm_plan *plan, const struct fp8_lt_problem *problem,
-                        enum way way, struct variant *variant, const char **reason)
+                        enum fp8_lt_way way, struct variant *variant, const char **reason)
 {
     int good = atomic_load_explicit(&variant->good, memory_order_relaxed);
     for (int i = 0; i < variant->count; i++) {
@@ -275,7 +233,7 @@ static bool try_choices(const struct fp8_gemm_plan *plan, const struct fp8_lt_pr
 
 /* All candidates of the range refused: ask for exactly this problem. */
 static bool try_exact(const struct fp8_gemm_plan *plan, const struct fp8_lt_problem *problem,
-                      enum way way, const char **reason)
+                      enum fp8_lt_way way, const char **reason)
 {
     struct fp8_lt_choice choices[CHOICES];
     struct fp8_uncaptured entered;
@@ -293,9 +251,10 @@ static bool try_exact(const struct fp8_gemm_plan *plan, const struct fp8_lt_prob
 }
 
 static fp8_status multiply(const struct fp8_gemm_plan *plan, const struct fp8_lt_problem *problem,
-                           enum way way, int range)
+                           enum fp8_lt_way way, int range)
 {
-    struct variant *variant = &plan->ranges[range].lt->variants[way][problem->has_bias];
+    struct variant *variant =
+        &plan->ranges[range].lt->variants[way][problem->has_bias][problem->unaligned];
     const char *reason = "the heuristic offers no algorithm";
     if (try_choices(plan, problem, way, variant, &reason) || try_exact(plan, problem, way, &reason))
         return FP8_OK;
@@ -313,7 +272,7 @@ static fp8_status place_bias(const struct fp8_gemm_plan *plan, const struct fp8_
 {
     if (!problem->has_bias)
         return FP8_OK;
-    if ((uintptr_t)problem->bias % OUT_ALIGN == 0 && problem->cols == cols)
+    if ((uintptr_t)problem->bias % FP8_LT_OUT_ALIGN == 0 && problem->cols == cols)
         return FP8_OK;
     void *moved = frame->address[plan->step->gemm->stage_bias];
     if (problem->bias == moved)
@@ -324,56 +283,80 @@ static fp8_status place_bias(const struct fp8_gemm_plan *plan, const struct fp8_
     return FP8_OK;
 }
 
-static fp8_status run_staged(const struct fp8_gemm_plan *plan, const struct fp8_frame *frame,
-                             const fp8_value *args, struct fp8_lt_problem problem, int range)
+static fp8_status store_rows(const struct fp8_gemm_plan *plan, const struct fp8_frame *frame,
+                             const fp8_value *args, int64_t first, int64_t rows)
 {
     const struct fp8_gemm_step *gemm = plan->step->gemm;
     const struct fp8_kernel *store =
         args[FP8_GEMM_accumulate].i ? gemm->accumulate.kernel : gemm->overwrite.kernel;
-    int64_t rows = args[FP8_GEMM_rows].i, cols = args[FP8_GEMM_cols].i;
+    int64_t bytes = (int64_t)fp8_dtype_bytes(plan->step->semantics.target_dtype);
     int64_t out_ld = args[FP8_GEMM_out_ld].i;
-    int64_t stage_ld = frame->ld[gemm->stage], chunk = frame->rows[gemm->stage];
-    write_staged(&problem, plan, frame->address[gemm->stage], stage_ld, chunk);
-    FP8_TRY(place_bias(plan, frame, cols, &problem));
+    const fp8_value store_args[FP8_STORE_ARG_COUNT] = {
+        [FP8_STORE_source].p = frame->address[gemm->stage],
+        [FP8_STORE_source_ld].i = frame->ld[gemm->stage],
+        [FP8_STORE_target].p = (char *)args[FP8_GEMM_out].p + first * out_ld * bytes,
+        [FP8_STORE_target_ld].i = out_ld,
+        [FP8_STORE_rows].i = rows,
+        [FP8_STORE_cols].i = args[FP8_GEMM_cols].i,
+    };
+    return fp8_kernel_run(plan->context, store, store_args, frame->stream, frame->sms);
+}
+
+static fp8_status run_staged(const struct fp8_gemm_plan *plan, const struct fp8_frame *frame,
+                             const fp8_value *args, struct fp8_lt_problem whole, int range)
+{
+    int stage = plan->step->gemm->stage;
+    int64_t rows = args[FP8_GEMM_rows].i;
+    fp8_lt_write_staged(&whole, plan, frame->address[stage], frame->ld[stage]);
+    FP8_TRY(place_bias(plan, frame, args[FP8_GEMM_cols].i, &whole));
+    int64_t chunk = fp8_lt_chunk(plan, &whole, frame->rows[stage]);
+    if (chunk == 0)
+        return fp8_fail(FP8_ERR_INTERNAL, "layer '%s', %s: a stage of %lld rows is too small",
+                        plan->layer->name, fp8_pass_name(plan->pass),
+                        (long long)frame->rows[stage]);
     for (int64_t first = 0; first < rows; first += chunk) {
-        problem.rows = fp8_min_i64(chunk, rows - first);
-        problem.a = (const char *)args[FP8_GEMM_a].p + first * problem.a_ld;
-        FP8_TRY(multiply(plan, &problem, STAGED, range));
-        const fp8_value store_args[FP8_STORE_ARG_COUNT] = {
-            [FP8_STORE_source].p = problem.out,
-            [FP8_STORE_source_ld].i = stage_ld,
-            [FP8_STORE_target].p =
-                (char *)args[FP8_GEMM_out].p + first * out_ld * element_bytes(plan),
-            [FP8_STORE_target_ld].i = out_ld,
-            [FP8_STORE_rows].i = problem.rows,
-            [FP8_STORE_cols].i = cols,
-        };
-        FP8_TRY(fp8_kernel_run(plan->context, store, store_args, frame->stream, frame->sms));
+        struct fp8_lt_problem problem = whole;
+        int64_t count = fp8_min_i64(chunk, rows - first);
+        fp8_lt_take_rows(&problem, args, first, count);
+        FP8_TRY(fp8_lt_place_scales(plan, &problem, args, first));
+        FP8_TRY(multiply(plan, &problem, FP8_LT_STAGED, range));
+        FP8_TRY(store_rows(plan, frame, args, first, count));
     }
     return FP8_OK;
+}
+
+static bool is_aligned(const void *data, int64_t ld, fp8_dtype dtype)
+{
+    return (uintptr_t)data % FP8_LT_OUT_ALIGN == 0 &&
+           ld * (int64_t)fp8_dtype_bytes(dtype) % FP8_LT_OUT_ALIGN == 0;
 }
 
 fp8_status fp8_lt_range_run(const struct fp8_gemm_plan *plan, int range,
                             const struct fp8_frame *frame, const fp8_value *args)
 {
-    bool accumulate = args[FP8_GEMM_accumulate].i != 0;
-    enum way way = accumulate ? IN_PLACE_ADD : IN_PLACE;
-    struct fp8_lt_problem problem = base_problem(plan, args);
+    bool accumulate = args[FP8_GEMM_accumulate].i != 0, bf16 = is_bf16(plan);
+    enum fp8_lt_way way = accumulate ? FP8_LT_IN_PLACE_ADD : FP8_LT_IN_PLACE;
+    struct fp8_lt_problem problem =
+        fp8_lt_base_problem(plan, args, frame->address[plan->step->gemm->workspace],
+                            gemm_workspace_bytes(plan, frame->tokens));
     problem.bias = args[FP8_GEMM_bias].p;
     problem.has_bias = problem.bias != NULL;
     problem.max_sms = frame->sms < plan->context->sms ? frame->sms : 0;
-    problem.workspace = frame->address[plan->step->gemm->workspace];
-    problem.workspace_bytes = gemm_workspace_bytes(plan, frame->tokens);
     problem.stream = frame->stream;
-    bool fits = plan->ranges[range].lt->variants[way][problem.has_bias].count > 0 &&
-                way_exists(plan, way, problem.cols) &&
-                (uintptr_t)args[FP8_GEMM_out].p % OUT_ALIGN == 0 &&
-                args[FP8_GEMM_out_ld].i * element_bytes(plan) % OUT_ALIGN == 0;
+    problem.unaligned = bf16 && !(is_aligned(problem.a.data, problem.a.ld, problem.a.dtype) &&
+                                  is_aligned(problem.b.data, problem.b.ld, problem.b.dtype));
+    bool out_aligned = is_aligned(args[FP8_GEMM_out].p, args[FP8_GEMM_out_ld].i,
+                                  plan->step->semantics.target_dtype);
+    struct fp8_lt_problem in_place = problem;
+    in_place.unaligned |= bf16 && !out_aligned;
+    bool fits =
+        plan->ranges[range].lt->variants[way][problem.has_bias][in_place.unaligned].count > 0 &&
+        fp8_lt_way_exists(plan, way, problem.rows, problem.cols) && (bf16 || out_aligned);
     if (fits) {
-        struct fp8_lt_problem in_place = problem;
-        write_in_place(&in_place, plan, args);
+        fp8_lt_write_in_place(&in_place, plan, args);
         in_place.accumulate = accumulate;
         FP8_TRY(place_bias(plan, frame, problem.cols, &in_place));
+        FP8_TRY(fp8_lt_place_scales(plan, &in_place, args, 0));
         fp8_status status = multiply(plan, &in_place, way, range);
         if (status != FP8_ERR_CUBLASLT)
             return status;
@@ -390,10 +373,11 @@ const char *fp8_lt_range_describe(const struct fp8_gemm_plan *plan, int range, i
     const struct fp8_buffer *stage = &plan->layer->buffers[plan->step->gemm->stage];
     int64_t chunk = fp8_max_i64(1, fp8_dim_at(&stage->rows, tokens));
     const struct fp8_lt_range *asked = plan->ranges[range].lt;
-    if (asked->variants[IN_PLACE][plan->has_bias].count > 0) {
+    if (asked->variants[FP8_LT_IN_PLACE][plan->has_bias][0].count > 0 &&
+        fp8_lt_way_exists(plan, FP8_LT_IN_PLACE, rows, cols)) {
         *launches = 1;
     } else {
-        bool bias_moves = plan->has_bias && cols % COLS_PAD != 0;
+        bool bias_moves = plan->has_bias && cols % FP8_LT_COLS_PAD != 0;
         *launches = (uint32_t)(2 * fp8_ceil_div(rows, chunk) + bias_moves);
     }
     return asked->name;

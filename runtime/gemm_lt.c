@@ -122,26 +122,50 @@ static cudaDataType_t data_type(fp8_dtype dtype)
     }
 }
 
+/* Attributes and values of CUDA 12.9, which older headers lack. */
+enum { DESC_A_SCALE_MODE = 31, DESC_B_SCALE_MODE = 32 };
+enum { SCALE_SCALAR = 0, SCALE_OUTER_VECTOR = 3, SCALE_VECTOR_128 = 4, SCALE_BLOCK_128 = 5 };
+
+static int32_t scale_mode(const struct fp8_lt_operand *operand)
+{
+    switch (operand->scaling) {
+    case FP8_SCALING_ROW:
+        return SCALE_OUTER_VECTOR;
+    case FP8_SCALING_BLOCK:
+        return SCALE_VECTOR_128;
+    case FP8_SCALING_TILE:
+        return SCALE_BLOCK_128;
+    default:
+        return SCALE_SCALAR;
+    }
+}
+
 static cublasStatus_t set_op(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,
                              cublasLtMatmulDesc_t op)
 {
-    const cublasOperation_t transposed = CUBLAS_OP_T, plain = CUBLAS_OP_N;
+    const struct fp8_lt_operand *a = &problem->b, *b = &problem->a;
+    const cublasOperation_t a_op = a->transposed ? CUBLAS_OP_N : CUBLAS_OP_T;
+    const cublasOperation_t b_op = b->transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int8_t fast = problem->fast;
     const int32_t sms = problem->max_sms, bias_type = CUDA_R_16BF;
+    const int32_t a_mode = scale_mode(a), b_mode = scale_mode(b);
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    const float *a_scale = problem->b_scales ? problem->b_scales + FP8_SCALES_SCALE_INV : NULL;
-    const float *b_scale = problem->a_scales ? problem->a_scales + FP8_SCALES_SCALE_INV : NULL;
+    const bool scaled = a->scaling != FP8_SCALING_NONE;
     const struct {
         cublasLtMatmulDescAttributes_t attribute;
         const void *value;
         size_t size;
         bool wanted;
     } list[] = {
-        { CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed, true },
-        { CUBLASLT_MATMUL_DESC_TRANSB, &plain, sizeof plain, true },
-        { CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast, true },
-        { CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a_scale, sizeof a_scale, true },
-        { CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &b_scale, sizeof b_scale, true },
+        { CUBLASLT_MATMUL_DESC_TRANSA, &a_op, sizeof a_op, true },
+        { CUBLASLT_MATMUL_DESC_TRANSB, &b_op, sizeof b_op, true },
+        { CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast, scaled },
+        { CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a->scales, sizeof a->scales, scaled },
+        { CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &b->scales, sizeof b->scales, scaled },
+        { (cublasLtMatmulDescAttributes_t)DESC_A_SCALE_MODE, &a_mode, sizeof a_mode,
+          a_mode != SCALE_SCALAR },
+        { (cublasLtMatmulDescAttributes_t)DESC_B_SCALE_MODE, &b_mode, sizeof b_mode,
+          b_mode != SCALE_SCALAR },
         { CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof sms, sms > 0 },
         { CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, problem->has_bias },
         { CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type, problem->has_bias },
@@ -158,31 +182,43 @@ static cublasStatus_t set_op(const struct fp8_lt *lt, const struct fp8_lt_proble
     return CUBLAS_STATUS_SUCCESS;
 }
 
+/* An operand of `rows` rows as it lies in memory, column-major. */
+static cublasStatus_t describe_operand(const struct fp8_lt *lt, const struct fp8_lt_operand *o,
+                                       int64_t rows, int64_t depth,
+                                       cublasLtMatrixLayoutOpaque_t *layout)
+{
+    uint64_t along = (uint64_t)(o->transposed ? rows : depth);
+    uint64_t lines = (uint64_t)(o->transposed ? depth : rows);
+    return lt->layout_init(layout, sizeof *layout, data_type(o->dtype), along, lines, o->ld);
+}
+
 static cublasStatus_t describe(const struct fp8_lt *lt, const struct fp8_lt_problem *p,
                                struct descriptors *d)
 {
-    uint64_t rows = (uint64_t)p->rows, cols = (uint64_t)p->cols, depth = (uint64_t)p->depth;
     cublasStatus_t status = lt->desc_init(&d->op, sizeof d->op, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = set_op(lt, p, &d->op);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = lt->layout_init(&d->a, sizeof d->a, data_type(p->b_dtype), depth, cols, p->b_ld);
+        status = describe_operand(lt, &p->b, p->cols, p->depth, &d->a);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = lt->layout_init(&d->b, sizeof d->b, data_type(p->a_dtype), depth, rows, p->a_ld);
+        status = describe_operand(lt, &p->a, p->rows, p->depth, &d->b);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status =
-            lt->layout_init(&d->out, sizeof d->out, data_type(p->out_dtype), cols, rows, p->out_ld);
+        status = lt->layout_init(&d->out, sizeof d->out, data_type(p->out_dtype), (uint64_t)p->cols,
+                                 (uint64_t)p->rows, p->out_ld);
     return status;
 }
 
 /* ---- asking and running ---- */
 
-enum { MOST_CHOICES = 16, OPERAND_ALIGNMENT = 128, OUT_ALIGNMENT = 16 };
+/* FP8 buffers are the runtime's own: rows begin at multiples of 128 bytes. */
+enum { MOST_CHOICES = 16, FP8_ALIGNMENT = 128, ALIGNMENT = 16 };
 
 static cublasStatus_t set_preference(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,
                                      cublasLtMatmulPreference_t preference)
 {
-    const uint32_t operand = OPERAND_ALIGNMENT, out = OUT_ALIGNMENT;
+    const bool own = problem->a.dtype != FP8_DTYPE_BF16, odd = problem->unaligned;
+    const uint32_t operand = own ? FP8_ALIGNMENT : odd ? 2 : ALIGNMENT;
+    const uint32_t out = odd ? (uint32_t)fp8_dtype_bytes(problem->out_dtype) : ALIGNMENT;
     const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint64_t workspace = problem->workspace_bytes;
     const struct {
@@ -259,7 +295,7 @@ bool fp8_lt_try(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,
     struct descriptors d;
     cublasStatus_t status = describe(lt, problem, &d);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = lt->matmul(lt->handle, &d.op, &one, problem->b, &d.a, problem->a, &d.b,
+        status = lt->matmul(lt->handle, &d.op, &one, problem->b.data, &d.a, problem->a.data, &d.b,
                             problem->accumulate ? &one : &zero, problem->out, &d.out, problem->out,
                             &d.out, &choice->algo, problem->workspace, problem->workspace_bytes,
                             problem->stream);

@@ -2,8 +2,9 @@
  * gemm_lt.h - cuBLASLt: one matrix product as the library wants it.
  *
  * Row-major out[rows, cols] = a[rows, depth] b[cols, depth]^T is, column-major, D (cols x rows) = B^T A with
- * both operands K-major: the only layout that FP8 has on Hopper. Between gemm_lt.c, which speaks to the
- * library, and gemm_cublaslt.c, which chooses.
+ * both operands K-major: the only layout that FP8 has on Hopper. A bf16 operand may also be stored
+ * transposed, [depth, rows]. Between gemm_lt.c, which speaks to the library, gemm_lt_problem.c, which
+ * knows its rules, and gemm_cublaslt.c, which chooses.
  */
 #ifndef FP8_GEMM_LT_H
 #define FP8_GEMM_LT_H
@@ -12,17 +13,26 @@
 
 #include <cublasLt.h>
 
-/* A product that cuBLASLt can be asked for or run. cols and depth are padded as its rules want them. */
+struct fp8_lt_operand {
+    fp8_dtype dtype;
+    bool transposed;     /* stored [depth, rows] */
+    fp8_scaling scaling; /* of both: tensor, row or none; or block of a, block or tile of b */
+    int64_t ld;
+    const void *data;
+    const float *scales; /* scale_inv as the library reads it: one, a vector, or blocks */
+};
+
+/* A product that cuBLASLt can be asked for or run. Extents are padded as its rules want them. */
 struct fp8_lt_problem {
-    fp8_dtype a_dtype, b_dtype, out_dtype;
+    struct fp8_lt_operand a, b;
+    fp8_dtype out_dtype;
     bool fast;
     bool has_bias; /* bf16[cols] */
     bool accumulate;
+    bool unaligned; /* operands and out are aligned to their elements, not to 16 bytes; bf16 */
     int64_t rows, cols, depth;
-    int64_t a_ld, b_ld, out_ld;
+    int64_t out_ld;
     int32_t max_sms; /* 0 = all */
-    const void *a, *b;
-    const float *a_scales, *b_scales;
     const void *bias;
     void *out;
     void *workspace;
@@ -35,8 +45,8 @@ struct fp8_lt_choice {
     size_t workspace_bytes;
 };
 
-/* Up to `most` algorithms, best first, for pointers of at least the alignments that every call has (out: 16
- * bytes); none is no error. */
+/* Up to `most` algorithms, best first, for pointers of at least the alignments that every call has;
+ * none is no error. */
 int fp8_lt_ask(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,
                struct fp8_lt_choice *choices, int most);
 /* Whether this library takes these 64 bytes as an algorithm for the problem; then *choice is it. */

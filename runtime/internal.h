@@ -116,6 +116,10 @@ fp8_status fp8_fill_words(const struct fp8_context *context, void *target, uint3
                           int64_t count, fp8_stream stream);
 fp8_status fp8_copy_bytes(const struct fp8_context *context, void *target, const void *source,
                           size_t bytes, fp8_stream stream);
+/* `rows` pieces of `width` bytes, a pitch apart, none longer than a pitch. */
+fp8_status fp8_copy_2d(const struct fp8_context *context, void *target, int64_t target_pitch,
+                       const void *source, int64_t source_pitch, int64_t width, int64_t rows,
+                       fp8_stream stream);
 
 /* ---- a bundle's plain structs (manifest.c fills them) ---- */
 

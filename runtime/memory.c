@@ -95,6 +95,33 @@ fp8_status fp8_copy_bytes(const struct fp8_context *context, void *target, const
     return fp8_fail_cuda(context->driver, result, "copying %zu bytes", bytes);
 }
 
+fp8_status fp8_copy_2d(const struct fp8_context *context, void *target, int64_t target_pitch,
+                       const void *source, int64_t source_pitch, int64_t width, int64_t rows,
+                       fp8_stream stream)
+{
+    if (context->is_host) {
+        for (int64_t i = 0; i < rows; i++)
+            memmove((char *)target + i * target_pitch, (const char *)source + i * source_pitch,
+                    (size_t)width);
+        return FP8_OK;
+    }
+    const CUDA_MEMCPY2D copy = {
+        .srcMemoryType = CU_MEMORYTYPE_DEVICE,
+        .srcDevice = device_pointer(source),
+        .srcPitch = (size_t)source_pitch,
+        .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+        .dstDevice = device_pointer(target),
+        .dstPitch = (size_t)target_pitch,
+        .WidthInBytes = (size_t)width,
+        .Height = (size_t)rows,
+    };
+    CUresult result = context->driver->memcpy_2d(&copy, stream);
+    if (result == CUDA_SUCCESS)
+        return FP8_OK;
+    return fp8_fail_cuda(context->driver, result, "copying %lld x %lld bytes", (long long)rows,
+                         (long long)width);
+}
+
 /* ---- memory ---- */
 
 fp8_status fp8_memory_alloc(fp8_context *context, size_t bytes, void **memory)

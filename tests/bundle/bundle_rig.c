@@ -450,18 +450,40 @@ static fp8_dtype dtype_of_cuda(int type)
     }
 }
 
+static fp8_scaling scaling_of(int type, int mode)
+{
+    static const fp8_scaling scalings[] = { [0] = FP8_SCALING_TENSOR,
+                                            [3] = FP8_SCALING_ROW,
+                                            [4] = FP8_SCALING_BLOCK,
+                                            [5] = FP8_SCALING_TILE };
+    return dtype_of_cuda(type) == FP8_DTYPE_BF16 ? FP8_SCALING_NONE : scalings[mode];
+}
+
+/* The library works the leading dim of scales out from the extents. */
+static void put_scales(fp8_value *scales, fp8_value *ld, fp8_scaling scaling, const float *from,
+                       int64_t rows, int64_t depth)
+{
+    int64_t blocks = (depth + 127) / 128;
+    scales->p = (void *)(uintptr_t)from;
+    if (scaling == FP8_SCALING_TENSOR)
+        scales->p = (void *)(uintptr_t)(from - FP8_SCALES_SCALE_INV);
+    ld->i = scaling == FP8_SCALING_TILE ? (blocks + 3) / 4 * 4 : (rows + 3) / 4 * 4;
+}
+
 static void execute_product(const struct fake_product *p)
 {
     const fp8_semantics how = { .source_dtype = dtype_of_cuda(p->b_type),
                                 .second_dtype = dtype_of_cuda(p->a_type),
-                                .target_dtype = dtype_of_cuda(p->d_type) };
-    const fp8_value values[FP8_GEMM_ARG_COUNT] = {
+                                .target_dtype = dtype_of_cuda(p->d_type),
+                                .scaling = scaling_of(p->b_type, p->b_mode),
+                                .second_scaling = scaling_of(p->a_type, p->a_mode),
+                                .transposed = p->b_across,
+                                .second_transposed = p->a_across };
+    fp8_value values[FP8_GEMM_ARG_COUNT] = {
         [FP8_GEMM_a].p = (void *)(uintptr_t)p->b,
         [FP8_GEMM_a_ld].i = p->ldb,
         [FP8_GEMM_b].p = (void *)(uintptr_t)p->a,
         [FP8_GEMM_b_ld].i = p->lda,
-        [FP8_GEMM_a_scales].p = (void *)(uintptr_t)(p->b_scale - FP8_SCALES_SCALE_INV),
-        [FP8_GEMM_b_scales].p = (void *)(uintptr_t)(p->a_scale - FP8_SCALES_SCALE_INV),
         [FP8_GEMM_bias].p = (void *)(uintptr_t)p->bias,
         [FP8_GEMM_out].p = p->d,
         [FP8_GEMM_out_ld].i = p->ldd,
@@ -470,6 +492,10 @@ static void execute_product(const struct fake_product *p)
         [FP8_GEMM_depth].i = p->k,
         [FP8_GEMM_accumulate].i = p->accumulate,
     };
+    put_scales(&values[FP8_GEMM_a_scales], &values[FP8_GEMM_a_scales_ld], how.scaling, p->b_scale,
+               p->n, p->k);
+    put_scales(&values[FP8_GEMM_b_scales], &values[FP8_GEMM_b_scales_ld], how.second_scaling,
+               p->a_scale, p->m, p->k);
     assert_int_equal(fp8_host_run(NULL, FP8_OP_GEMM, &how, values), FP8_OK);
 }
 

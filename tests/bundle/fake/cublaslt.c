@@ -1,5 +1,8 @@
 /*
- * cublaslt.c - the fake cuBLASLt: see fake.h. Its rules are those of FP8 on compute capability 9.0.
+ * cublaslt.c - the fake cuBLASLt: see fake.h.
+ *
+ * Its rules are those of FP8 on compute capability 9.0, with scales of a tensor, by row, and by
+ * 128 or 128x128, and those of bf16, which has no others than the alignment that was promised.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +13,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-static struct fake_lt state = { .offered = 3 };
+static struct fake_lt state = { .offered = 3, .version = FAKE_LT_VERSION };
 
 EXPORT struct fake_lt *fake_lt_state(void);
 struct fake_lt *fake_lt_state(void)
@@ -24,9 +27,10 @@ struct op {
     const float *a_scale, *b_scale;
     const void *bias;
     cublasLtEpilogue_t epilogue;
-    int32_t bias_type, sms;
+    int32_t bias_type, sms, a_mode, b_mode;
     int8_t fast;
 };
+enum { SCALAR = 0, ROWS = 3, LINES_128 = 4, BLOCKS_128 = 5 }; /* modes of scales */
 struct layout {
     cudaDataType_t type;
     uint64_t rows, cols;
@@ -58,7 +62,7 @@ EXPORT cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
 
 EXPORT size_t cublasLtGetVersion(void)
 {
-    return FAKE_LT_VERSION;
+    return state.version;
 }
 
 EXPORT const char *cublasLtGetStatusName(cublasStatus_t status)
@@ -99,6 +103,8 @@ EXPORT cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
         { CUBLASLT_MATMUL_DESC_FAST_ACCUM, &op->fast, 1 },
         { CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &op->a_scale, 8 },
         { CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &op->b_scale, 8 },
+        { CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &op->a_mode, 4 },
+        { CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &op->b_mode, 4 },
         { CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &op->sms, 4 },
         { CUBLASLT_MATMUL_DESC_EPILOGUE, &op->epilogue, 4 },
         { CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &op->bias_type, 4 },
@@ -107,7 +113,9 @@ EXPORT cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (fields[i].attribute != attribute)
             continue;
-        if (fields[i].size != size)
+        bool is_mode = attribute == CUBLASLT_MATMUL_DESC_A_SCALE_MODE ||
+                       attribute == CUBLASLT_MATMUL_DESC_B_SCALE_MODE;
+        if (fields[i].size != size || (is_mode && state.version < 120900))
             return CUBLAS_STATUS_INVALID_VALUE;
         memcpy(fields[i].field, value, size);
         return CUBLAS_STATUS_SUCCESS;
@@ -160,18 +168,43 @@ static bool is_fp8(cudaDataType_t type)
     return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
 }
 
+static bool scales_fit(const struct op *op, const struct layout *d)
+{
+    int a = op->a_mode, b = op->b_mode;
+    if (a == SCALAR || a == ROWS)
+        return a == b;
+    /* the library has no 128x128 with 128x128; rows are whole vectors */
+    return (a == LINES_128 || a == BLOCKS_128) && b == LINES_128 && !op->fast && d->cols % 8 == 0 &&
+           (a == BLOCKS_128 || d->rows % 8 == 0);
+}
+
+static bool fp8_fits(const struct op *op, const struct layout *a, const struct layout *b,
+                     const struct layout *d)
+{
+    int64_t element = bytes_of(d->type);
+    return op->a_op == CUBLAS_OP_T && op->b_op == CUBLAS_OP_N && is_fp8(b->type) &&
+           !(a->type == CUDA_R_8F_E5M2 && b->type == CUDA_R_8F_E5M2) && a->rows % 16 == 0 &&
+           a->ld % 16 == 0 && b->ld % 16 == 0 && d->ld * element % 16 == 0 &&
+           (int64_t)d->rows * element % 16 == 0 && scales_fit(op, d);
+}
+
+static uint64_t depth_of(cublasOperation_t op, const struct layout *layout, bool along)
+{
+    return (op == CUBLAS_OP_N) == along ? layout->rows : layout->cols;
+}
+
 /* The rules that need no pointers. */
 static bool shape_fits(const struct op *op, const struct layout *a, const struct layout *b,
                        const struct layout *d)
 {
-    int64_t element = bytes_of(d->type);
-    return op->a_op == CUBLAS_OP_T && op->b_op == CUBLAS_OP_N && is_fp8(a->type) &&
-           is_fp8(b->type) && !(a->type == CUDA_R_8F_E5M2 && b->type == CUDA_R_8F_E5M2) &&
-           !is_fp8(d->type) && a->rows == b->rows && a->cols == d->rows && b->cols == d->cols &&
-           a->rows > 0 && d->rows > 0 && d->cols > 0 && a->rows % 16 == 0 && a->ld % 16 == 0 &&
-           b->ld % 16 == 0 && a->ld >= (int64_t)a->rows && b->ld >= (int64_t)b->rows &&
-           d->ld >= (int64_t)d->rows && d->ld * element % 16 == 0 &&
-           (int64_t)d->rows * element % 16 == 0 &&
+    uint64_t m = depth_of(op->a_op, a, true), k = depth_of(op->a_op, a, false);
+    bool kinds = is_fp8(a->type) ? fp8_fits(op, a, b, d)
+                                 : a->type == CUDA_R_16BF && b->type == CUDA_R_16BF &&
+                                       !op->a_scale && !op->b_scale && !op->fast &&
+                                       op->a_mode == SCALAR && op->b_mode == SCALAR;
+    return kinds && !is_fp8(d->type) && m == d->rows && k > 0 && m > 0 && d->cols > 0 &&
+           depth_of(op->b_op, b, true) == k && depth_of(op->b_op, b, false) == d->cols &&
+           a->ld >= (int64_t)a->rows && b->ld >= (int64_t)b->rows && d->ld >= (int64_t)d->rows &&
            (op->epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
             (op->epilogue == CUBLASLT_EPILOGUE_BIAS &&
              op->bias_type == (d->type == CUDA_R_16F ? CUDA_R_16F : CUDA_R_16BF)));
@@ -193,10 +226,11 @@ EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     __atomic_add_fetch(&state.queries, 1, __ATOMIC_RELAXED);
     if (!handle || c != d || p->reduction != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
         return CUBLAS_STATUS_INVALID_VALUE;
-    for (int i = 0; i < 4; i++) {
-        if (p->alignment[i] < 16)
-            return CUBLAS_STATUS_NOT_SUPPORTED;
-    }
+    uint32_t promised = p->alignment[0];
+    for (int i = 0; i < 4; i++)
+        promised = p->alignment[i] < promised ? p->alignment[i] : promised;
+    if (promised < 16 && is_fp8(((struct layout *)a)->type))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     if (state.no_algorithm ||
         (state.no_bias && ((struct op *)op)->epilogue == CUBLASLT_EPILOGUE_BIAS) ||
         !shape_fits((struct op *)op, (struct layout *)a, (struct layout *)b, (struct layout *)d))
@@ -204,6 +238,7 @@ EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     for (int i = 0; i < state.offered && i < most; i++) {
         memset(&results[i], 0, sizeof results[i]);
         results[i].algo.data[0] = (uint64_t)(state.first + i);
+        results[i].algo.data[1] = promised;
         results[i].workspaceSize = 1024;
         results[i].state = CUBLAS_STATUS_SUCCESS;
         *found = i + 1;
@@ -239,6 +274,24 @@ EXPORT cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(
     return CUBLAS_STATUS_SUCCESS;
 }
 
+/* What was promised when the algorithm was asked for; FP8 needs 16 bytes always. */
+static bool alignments_fit(const struct op *op, const struct layout *const layouts[3],
+                           const void *const pointers[3], uint64_t promised)
+{
+    if (is_fp8(layouts[0]->type))
+        return aligned(pointers[0], 16) && aligned(pointers[1], 16) && aligned(pointers[2], 16) &&
+               aligned(op->a_scale, 16) && aligned(op->b_scale, 16);
+    for (int i = 0; i < 3; i++) {
+        uintptr_t to = promised > 16 ? 16 : (uintptr_t)promised,
+                  element = (uintptr_t)bytes_of(layouts[i]->type);
+        if (to < element)
+            to = element;
+        if (!aligned(pointers[i], to) || (uintptr_t)layouts[i]->ld * element % to != 0)
+            return false;
+    }
+    return true;
+}
+
 static cublasStatus_t refuse(int64_t *counter)
 {
     __atomic_add_fetch(counter, 1, __ATOMIC_RELAXED);
@@ -258,8 +311,9 @@ EXPORT cublasStatus_t cublasLtMatmul(
     (void)stream;
     if (!handle || !algo || *(const float *)alpha != 1.0f)
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (!shape_fits(op, la, lb, ld) || !aligned(a, 16) || !aligned(b, 16) || !aligned(d, 16) ||
-        c != d || c_desc != d_desc || !aligned(op->a_scale, 16) || !aligned(op->b_scale, 16) ||
+    if (!shape_fits(op, la, lb, ld) || c != d || c_desc != d_desc ||
+        !alignments_fit(op, (const struct layout *const[]){ la, lb, ld },
+                        (const void *const[]){ a, b, d }, algo->data[1]) ||
         (bias && !aligned(op->bias, 16)) || !aligned(workspace, 256) || workspace_bytes < 1024)
         return refuse(&state.rules);
     if ((int)algo->data[0] < state.refusing)
@@ -275,7 +329,7 @@ EXPORT cublasStatus_t cublasLtMatmul(
         .d_type = ld->type,
         .m = (int64_t)ld->rows,
         .n = (int64_t)ld->cols,
-        .k = (int64_t)la->rows,
+        .k = (int64_t)depth_of(op->a_op, la, false),
         .lda = la->ld,
         .ldb = lb->ld,
         .ldd = ld->ld,
@@ -284,12 +338,22 @@ EXPORT cublasStatus_t cublasLtMatmul(
         .d = d,
         .a_scale = op->a_scale,
         .b_scale = op->b_scale,
+        .a_mode = op->a_mode,
+        .b_mode = op->b_mode,
+        .a_across = op->a_op == CUBLAS_OP_N,
+        .b_across = op->b_op == CUBLAS_OP_T,
         .bias = bias ? op->bias : NULL,
         .accumulate = *(const float *)beta != 0.0f,
         .fast = op->fast,
         .sms = op->sms,
     };
     __atomic_add_fetch(&state.products, 1, __ATOMIC_RELAXED);
+    if (op->a_mode == ROWS)
+        __atomic_add_fetch(&state.by_row, 1, __ATOMIC_RELAXED);
+    else if (op->a_mode != SCALAR)
+        __atomic_add_fetch(&state.by_block, 1, __ATOMIC_RELAXED);
+    else if (!is_fp8(la->type))
+        __atomic_add_fetch(&state.unscaled, 1, __ATOMIC_RELAXED);
     state.last_algorithm = (int)algo->data[0];
     if (state.multiply)
         state.multiply(&product);

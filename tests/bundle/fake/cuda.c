@@ -499,6 +499,24 @@ CUresult fake_copy(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstrea
     return CUDA_SUCCESS;
 }
 
+EXPORT CUresult fake_copy2d(const CUDA_MEMCPY2D *copy,
+                            CUstream stream) __asm__("cuMemcpy2DAsync_v2");
+CUresult fake_copy2d(const CUDA_MEMCPY2D *copy, CUstream stream)
+{
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    ENQUEUED(stream);
+    if (copy->srcMemoryType != CU_MEMORYTYPE_DEVICE ||
+        copy->dstMemoryType != CU_MEMORYTYPE_DEVICE || copy->srcPitch < copy->WidthInBytes ||
+        copy->dstPitch < copy->WidthInBytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    count(&state.copies, 1);
+    for (size_t i = 0; i < copy->Height; i++)
+        memmove((char *)(uintptr_t)copy->dstDevice + i * copy->dstPitch,
+                (const char *)(uintptr_t)copy->srcDevice + i * copy->srcPitch, copy->WidthInBytes);
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult fake_set8(CUdeviceptr target, unsigned char value, size_t bytes,
                           CUstream stream) __asm__("cuMemsetD8Async");
 CUresult fake_set8(CUdeviceptr target, unsigned char value, size_t bytes, CUstream stream)

@@ -58,14 +58,17 @@ struct fake_cuda {
     char last_entry[128]; /* of a kernel */
 };
 
-/* A product in the library's terms: D[m x n], column-major, = A^T B; rows of D contiguous. */
+/* A product in the library's terms: D[m x n], column-major, = op(A)^T op(B), contraction along the
+ * columns of op(A) and op(B); rows of D contiguous. */
 struct fake_product {
     int a_type, b_type, d_type; /* cudaDataType */
     int64_t m, n, k, lda, ldb, ldd;
     const void *a, *b;
     void *d;
-    const float *a_scale, *b_scale;
-    const void *bias; /* bf16, or NULL */
+    const float *a_scale, *b_scale; /* NULL of bf16 */
+    int a_mode, b_mode;             /* cublasLtMatmulMatrixScale_t */
+    bool a_across, b_across;        /* m (n) runs along the columns in memory, not k; bf16 */
+    const void *bias;               /* bf16, or NULL */
     bool accumulate, fast;
     int sms;
 };
@@ -85,7 +88,9 @@ struct fake_lt {
     int64_t queries, checks, products, refusals;
     int64_t rules; /* products refused because they break a rule of cuBLASLt */
     int last_algorithm;
-    int live;           /* handles */
+    int live;                           /* handles */
+    uint64_t version;                   /* FAKE_LT_VERSION */
+    int64_t by_row, by_block, unscaled; /* products with scales of this kind */
     bool (*load)(void); /* asked when an algorithm runs for the first time; false: it cannot run */
     uint64_t loaded;    /* bit = algorithm */
 };
