@@ -393,32 +393,63 @@ static const char *dtype_or(fp8_dtype dtype, const char *fallback)
     return dtype == FP8_DTYPE_NONE ? fallback : fp8_dtype_name(dtype);
 }
 
-static const char *pace(bool split)
+const char *const rig_recipe_names[RIG_RECIPES] = {
+    [RIG_CURRENT] = "current", [RIG_DELAYED] = "delayed",
+    [RIG_ROWWISE] = "rowwise", [RIG_ROWWISE_HP_WGRAD] = "rowwise_hp_wgrad",
+    [RIG_BLOCK] = "block",
+};
+
+bool rig_is_fast(const struct rig_spec *spec, fp8_pass pass)
 {
-    return split ? "split" : "fast";
+    if (spec->bf16 || spec->recipe == RIG_BLOCK)
+        return false;
+    if (pass == FP8_PASS_WGRAD && spec->recipe == RIG_ROWWISE_HP_WGRAD)
+        return false;
+    return pass == FP8_PASS_FPROP   ? !spec->fprop_split
+           : pass == FP8_PASS_DGRAD ? spec->dgrad_fast
+                                    : spec->wgrad_fast;
+}
+
+static const char *pace(const struct rig_spec *spec, fp8_pass pass)
+{
+    return rig_is_fast(spec, pass) ? "fast" : "split";
+}
+
+static void print_recipe(char *text, size_t room, const struct rig_spec *s)
+{
+    bool has_format = s->recipe == RIG_CURRENT || s->recipe == RIG_DELAYED;
+    if (s->bf16)
+        snprintf(text, room, "compute = \"bf16\"");
+    else
+        snprintf(text, room, "recipe = recipe.%s { %s%s%spower_of_two = %s }",
+                 rig_recipe_names[s->recipe], has_format ? "format = \"" : "",
+                 !has_format ? ""
+                 : s->e4m3   ? "e4m3"
+                             : "hybrid",
+                 has_format ? "\", " : "", s->power_of_two ? "true" : "false");
 }
 
 static int print_layer(char *text, size_t room, const struct rig_spec *s, int index)
 {
     long long max_tokens = s->max_tokens != 0 ? s->max_tokens : 512;
+    char recipe[160];
+    print_recipe(recipe, sizeof recipe, s);
     return snprintf(text, room,
                     "linear \"l%d\" { out_features = %lld, in_features = %lld, tokens = %lld, "
                     "max_tokens = %lld,\n"
                     "  bias = %s, weight = \"%s\", output = \"%s\", grad_input = \"%s\", "
-                    "grad_weight = \"%s\",\n"
-                    "  recipe = recipe.current { format = \"%s\", power_of_two = %s },\n"
+                    "grad_weight = \"%s\",\n  %s,\n"
                     "  accumulation = { fprop = \"%s\", dgrad = \"%s\", wgrad = \"%s\" } },\n",
                     index, (long long)s->out_features, (long long)s->in_features, max_tokens,
                     max_tokens, s->bias ? "true" : "false", dtype_or(s->weight, "bf16"),
                     dtype_or(s->output, "bf16"), dtype_or(s->grad_input, "bf16"),
-                    dtype_or(s->grad_weight, "fp32"), s->e4m3 ? "e4m3" : "hybrid",
-                    s->power_of_two ? "true" : "false", pace(s->fprop_split), pace(!s->dgrad_fast),
-                    pace(!s->wgrad_fast));
+                    dtype_or(s->grad_weight, "fp32"), recipe, pace(s, FP8_PASS_FPROP),
+                    pace(s, FP8_PASS_DGRAD), pace(s, FP8_PASS_WGRAD));
 }
 
 void rig_layers_open(struct rig_layers *layers, const struct rig_spec *specs, int count)
 {
-    size_t room = 256 + (size_t)count * 640;
+    size_t room = 256 + (size_t)count * 700;
     char *text = malloc(room);
     assert_non_null(text);
     size_t at = (size_t)snprintf(text, room, "return model \"test\" { layers = {\n");

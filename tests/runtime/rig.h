@@ -139,15 +139,30 @@ void rig_operand_free(struct rig_operand *operand);
 
 /* ---- layers ---- */
 
+enum rig_recipe {
+    RIG_CURRENT,
+    RIG_DELAYED,
+    RIG_ROWWISE,
+    RIG_ROWWISE_HP_WGRAD,
+    RIG_BLOCK,
+    RIG_RECIPES
+};
+extern const char *const rig_recipe_names[RIG_RECIPES];
+
 /* Zero means the default of the spec language, except where noted. */
 struct rig_spec {
+    enum rig_recipe recipe;
+    bool bf16; /* compute = "bf16": no recipe */
     int64_t out_features, in_features;
     int64_t max_tokens; /* 0 = 512 */
     bool bias;
     fp8_dtype weight, output, grad_input, grad_weight;
-    bool e4m3, power_of_two;
+    bool e4m3, power_of_two; /* e4m3: of current and delayed, the others have nothing else */
     bool fprop_split, dgrad_fast, wgrad_fast;
 };
+
+/* Whether the sums of a pass stay in the tensor cores' accumulators. */
+bool rig_is_fast(const struct rig_spec *spec, fp8_pass pass);
 
 struct rig_layer {
     fp8_layer *handle;
@@ -231,18 +246,39 @@ void rig_case_all(const struct rig_layer *layer, int64_t tokens, uint64_t seed, 
 
 /* ---- the reference ---- */
 
+/* One copy of a tensor: rows along which the product sums, a scale for each group. */
+struct rig_copy {
+    fp8_scaling scaling; /* FP8_SCALING_NONE: the recipe has no such copy */
+    int64_t rows, cols;
+    uint8_t *codes; /* [rows][cols] */
+    float *inverse; /* scale_inv, [lines][ld] with the padding of its layout; tensor: one */
+    int64_t lines, ld;
+};
+
 /* A tensor as the recipe quantises it. */
 struct rig_quantized {
     int64_t rows, cols;
     bool e4m3;
-    float amax, scale, scale_inv;
+    float amax, scale, scale_inv; /* tensor scaling */
+    bool scale_is_known;          /* it came from elsewhere */
     bool found_inf;
-    uint8_t *codes; /* [rows][cols] */
+    struct rig_copy row, transposed;
+    const struct rig_tensor *source;
 };
 
+/* What a recipe gives the copy of an operand, and its format. */
+fp8_scaling rig_scaling(const struct rig_spec *spec, fp8_role role, bool transposed);
+bool rig_is_e4m3(const struct rig_spec *spec, fp8_role role);
+/* Those of FP8_COPY_* that the recipe has for a role. */
+uint32_t rig_copies(const struct rig_layer *layer, fp8_role role, uint32_t wanted);
+/* One scale for the tensor. */
 void rig_quantize(struct rig_quantized *q, const struct rig_tensor *source, bool e4m3,
                   bool power_of_two);
+/* By the layer's recipe. known: the scale of a tensor that comes from a state, or NULL. */
+void rig_quantize_role(struct rig_quantized *q, const struct rig_layer *layer, fp8_role role,
+                       const struct rig_tensor *source, const float *known);
 void rig_quantized_free(struct rig_quantized *q);
+float rig_scale_inverse(const struct rig_copy *copy, int64_t row, int64_t k);
 /* The operand's bytes are those of q, pads are zero; copies as in operand->op.copies. */
 void rig_check_operand(const char *name, struct rig_operand *operand,
                        const struct rig_quantized *q);
@@ -251,6 +287,7 @@ struct rig_product {
     const char *name;
     const struct rig_quantized *a, *b;
     bool a_transposed, b_transposed; /* contraction along the rows of a (b) */
+    bool bf16;                       /* of the tensors themselves */
     const struct rig_tensor *bias;   /* or NULL */
     const struct rig_tensor *out;    /* pulled */
     const unsigned char *before;     /* image of out before accumulation, or NULL */

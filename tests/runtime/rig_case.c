@@ -206,7 +206,8 @@ static void check_products(struct rig_case *c, const struct rig_quantized *x,
         .b = w,
         .bias = c->layer->info.has_bias ? &c->tensor[RIG_BIAS] : NULL,
         .out = &c->tensor[RIG_Y],
-        .fast = !spec->fprop_split,
+        .fast = rig_is_fast(spec, FP8_PASS_FPROP),
+        .bf16 = spec->bf16,
         .centred = c->centred,
         .level = c->level,
     };
@@ -216,7 +217,8 @@ static void check_products(struct rig_case *c, const struct rig_quantized *x,
         .b = w,
         .b_transposed = true,
         .out = &c->tensor[RIG_DX],
-        .fast = spec->dgrad_fast,
+        .fast = rig_is_fast(spec, FP8_PASS_DGRAD),
+        .bf16 = spec->bf16,
         .centred = c->centred,
         .level = c->level,
     };
@@ -228,7 +230,8 @@ static void check_products(struct rig_case *c, const struct rig_quantized *x,
         .b_transposed = true,
         .out = &c->tensor[RIG_DW],
         .before = c->accumulate ? c->before[RIG_DW] : NULL,
-        .fast = spec->wgrad_fast,
+        .fast = rig_is_fast(spec, FP8_PASS_WGRAD),
+        .bf16 = spec->bf16 || spec->recipe == RIG_ROWWISE_HP_WGRAD,
         .centred = c->centred,
         .level = c->level,
     };
@@ -241,7 +244,7 @@ void rig_case_check(struct rig_case *c)
 {
     static const int inputs[] = { RIG_X, RIG_W, RIG_BIAS, RIG_DY };
     static const int outputs[] = { RIG_Y, RIG_DX, RIG_DW, RIG_DBIAS, RIG_FOUND_INF };
-    const struct rig_spec *spec = &c->layer->spec;
+    const struct rig_layer *layer = c->layer;
     for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
         rig_tensor_unchanged(&c->tensor[inputs[i]]);
     if (!c->layer->info.has_bias)
@@ -251,15 +254,15 @@ void rig_case_check(struct rig_case *c)
     rig_scratch_check(&c->workspace, "workspace");
 
     struct rig_quantized x, w, dy;
-    rig_quantize(&x, &c->tensor[RIG_X], true, spec->power_of_two);
-    rig_quantize(&w, &c->tensor[RIG_W], true, spec->power_of_two);
-    rig_quantize(&dy, &c->tensor[RIG_DY], spec->e4m3, spec->power_of_two);
+    rig_quantize_role(&x, layer, FP8_ROLE_X, &c->tensor[RIG_X], NULL);
+    rig_quantize_role(&w, layer, FP8_ROLE_W, &c->tensor[RIG_W], NULL);
+    rig_quantize_role(&dy, layer, FP8_ROLE_DY, &c->tensor[RIG_DY], NULL);
     rig_check_operand("saved", &c->saved, &x);
     rig_check_operand("weight", &c->weight, &w);
     rig_check_operand("grad", &c->grad, &dy);
-    assert_int_equal(c->saved.op.copies, FP8_COPY_TRANSPOSED);
-    assert_int_equal(c->weight.op.copies, FP8_COPY_BOTH);
-    assert_int_equal(c->grad.op.copies, FP8_COPY_BOTH);
+    assert_int_equal(c->saved.op.copies, rig_copies(layer, FP8_ROLE_X, FP8_COPY_TRANSPOSED));
+    assert_int_equal(c->weight.op.copies, rig_copies(layer, FP8_ROLE_W, FP8_COPY_BOTH));
+    assert_int_equal(c->grad.op.copies, rig_copies(layer, FP8_ROLE_DY, FP8_COPY_BOTH));
     assert_int_equal(c->saved.op.version, c->version);
     assert_int_equal(c->weight.op.version, c->version);
     assert_int_equal(c->grad.op.version, c->version);

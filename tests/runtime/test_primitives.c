@@ -57,8 +57,13 @@ static void check_dequantize(struct rig_case *c, struct rig_operand *operand,
     rig_tensor_pull(&target);
     for (int64_t i = 0; i < q->rows; i++) {
         for (int64_t j = 0; j < q->cols; j++) {
-            uint8_t code = q->codes[i * q->cols + j];
-            float want = (q->e4m3 ? fp8_decode_e4m3(code) : fp8_decode_e5m2(code)) * q->scale_inv;
+            /* what has a row copy is dequantised from it */
+            bool row = operand->op.copies & FP8_COPY_ROW;
+            const struct rig_copy *copy = row ? &q->row : &q->transposed;
+            int64_t line = row ? i : j, k = row ? j : i;
+            uint8_t code = copy->codes[line * copy->cols + k];
+            float want = (q->e4m3 ? fp8_decode_e4m3(code) : fp8_decode_e5m2(code)) *
+                         rig_scale_inverse(copy, line, k);
             float got = rig_get(&target, i, j);
             if (isnan(want) ? !isnan(got) : fp8_bits_of_float(got) != fp8_bits_of_float(want))
                 fail_msg("dequantize [%lld,%lld]: %a, not %a", (long long)i, (long long)j,
