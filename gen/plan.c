@@ -139,6 +139,7 @@ static void push_format(lua_State *L)
     } numbers[] = {
         { "pad_ld", FP8_PAD_LD },
         { "pad_rows", FP8_PAD_ROWS },
+        { "part_align", FP8_PART_ALIGN },
         { "scales_count", FP8_SCALES_COUNT },
     };
     lua_newtable(L);

@@ -18,13 +18,20 @@
  *   model           name from the spec
  *   spec_hash       xxh128 (32 hex digits) of the spec's canonical form
  *   tuning_hash     xxh128 of the tuning file, or null
- *   mesh            { "tensor": 1, "fsdp": 1 }
+ *   mesh            { "tensor": 1, "fsdp": F }: F ranks share every weight. A bundle is the same for
+ *                   all of them; `rank` is 0
  *   rank            0
+ *   shard           { "backward": "gather"|"keep", "reduce": "average"|"sum" }: whether backward gathers
+ *                   the weights again; what dw is over the ranks
  *   nvrtc           version of the NVRTC that compiled the cubins ("13.0"); absent if archs is
  *                   empty
  *   archs           ["sm_90a", ...], may be empty: then only a host context opens the bundle
  *   kernels         array of kernel records
  *   layers          array of layer records, in spec order
+ *   collectives     absent for one rank; for people: what every rank issues in one step, in order:
+ *                   [{ "op": "all_reduce_max"|"all_gather"|"reduce_scatter", "pass", "layers":
+ *                   [names], "bytes" (a rank sends, or gives to the sum), "dtype",
+ *                   "seconds" (null: not known) }]
  *   digest          xxh128 of the manifest's compact form (json_dumps JSON_COMPACT|JSON_SORT_KEYS)
  *                   with this key removed
  *
@@ -94,6 +101,10 @@
  *                 tensors x, w and dy
  *   bias          bool
  *   accumulation  { "fprop": "fast"|"split", "dgrad": .., "wgrad": .. }
+ *   shard         { "rows", "multiple", "gather_group": name | null }: rank r of the mesh's fsdp axis
+ *                 has rows [r * rows, (r + 1) * rows) of w, as far as there are any; rows =
+ *                 roundup(ceil(out_features / fsdp), multiple), multiple 1 or 128. Neighbours of one
+ *                 group are gathered by one collective. Passes and buffers are those of the whole w.
  *   buffers       array of buffer records
  *   passes        { "weight": [step..], "fprop": [..], "quantize_dy": [..], "wgrad": [..],
  *                   "dgrad": [..] }. The steps before the gemm step of fprop quantise x; they alone
@@ -207,6 +218,8 @@
 #define FP8_SCALES_SCALE 0
 #define FP8_SCALES_SCALE_INV 4
 #define FP8_SCALES_AMAX 8
+/* Ranks along one axis of a mesh at most. */
+#define FP8_MAX_RANKS 4096
 /* Longest argument list of an op. */
 #define FP8_OP_MAX_ARGS 24
 /* The one parameter of gemm kernels that is no argument of the op. */

@@ -347,6 +347,14 @@ struct fp8_pass_plan {
     uint64_t gemm_buffers; /* bit = buffer: the stages and the workspace of cuBLASLt */
 };
 
+/* How w[N,K] is spread over the ranks of the mesh: rank r has rows [r * rows, (r + 1) * rows) of it, as
+ * far as there are any. */
+struct fp8_shard_plan {
+    int64_t rows;      /* of each chunk, pads of the last ones among them */
+    int64_t multiple;  /* which rows is a multiple of */
+    const char *group; /* neighbours of one group are gathered together; NULL: by itself */
+};
+
 /* The step lists of a layer: the passes, and what runs instead of quantising steps where the amax is
  * given. */
 enum { FP8_PLAN_GIVEN_X = FP8_PASS_COUNT, FP8_PLAN_GIVEN_W, FP8_PLAN_GIVEN_DY, FP8_PLAN_COUNT };
@@ -387,6 +395,7 @@ struct fp8_layer_plan {
     int64_t tokens;
     int64_t max_tokens;
     bool has_bias;
+    struct fp8_shard_plan shard;
     int buffer_count;
     struct fp8_buffer buffers[FP8_MAX_BUFFERS];
     int8_t slots[FP8_SLOT_COUNT];                 /* buffer of a caller's tensor, or -1 */
@@ -418,6 +427,9 @@ void fp8_arena_release(struct fp8_arena *arena);
 
 struct fp8_manifest {
     const char *nvrtc; /* "13.0"; NULL: not known */
+    int64_t fsdp;      /* ranks that share the weights */
+    bool keep;         /* a gathered weight serves backward too; else it is gathered again */
+    bool sum;          /* dw is the sum over the ranks, else the average */
     int arch_count;
     const char *archs[FP8_MAX_ARCHS];
     int kernel_count;

@@ -62,6 +62,11 @@ fp8_status fp8_manifest_buffers(struct fp8_reader *reader, const json_t *record,
                                 struct fp8_layer_plan *plan);
 /* -1 if there is none whose name is these `length` characters. */
 int fp8_manifest_find_buffer(const struct fp8_layer_plan *plan, const char *name, size_t length);
+/* Reads the mesh into the manifest, and how a layer's weight is spread over it into the plan. */
+fp8_status fp8_manifest_mesh(struct fp8_reader *reader, const json_t *root,
+                             struct fp8_manifest *manifest);
+fp8_status fp8_manifest_shard(struct fp8_reader *reader, const struct fp8_manifest *manifest,
+                              const json_t *record, struct fp8_layer_plan *plan);
 fp8_status fp8_manifest_layer(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                               const json_t *record, struct fp8_layer_plan *plan);
 /* The kernel that `key` names, which must implement `op`. */

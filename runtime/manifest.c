@@ -77,21 +77,6 @@ static fp8_status read_layers(struct fp8_reader *reader, const json_t *root,
     return FP8_OK;
 }
 
-/* One rank: other meshes are refused rather than run as if they were this one. */
-static fp8_status read_mesh(struct fp8_reader *reader, const json_t *root)
-{
-    static const char *const keys[] = { "tensor", "fsdp", NULL };
-    const json_t *mesh;
-    int64_t tensor, fsdp, rank;
-    FP8_TRY(fp8_read_object(reader, root, "mesh", &mesh));
-    size_t mark = fp8_read_enter(reader, "mesh");
-    FP8_TRY(fp8_read_keys(reader, mesh, keys));
-    FP8_TRY(fp8_read_integer(reader, mesh, "tensor", 1, 1, &tensor));
-    FP8_TRY(fp8_read_integer(reader, mesh, "fsdp", 1, 1, &fsdp));
-    fp8_read_leave(reader, mark);
-    return fp8_read_integer(reader, root, "rank", 0, 0, &rank);
-}
-
 static fp8_status check_digest(const struct fp8_reader *reader, const json_t *root)
 {
     const char *digest = json_string_value(json_object_get(root, "digest"));
@@ -119,10 +104,10 @@ static fp8_status check_digest(const struct fp8_reader *reader, const json_t *ro
 static fp8_status read_header(struct fp8_reader *reader, const json_t *root,
                               struct fp8_manifest *manifest)
 {
-    static const char *const keys[] = {
-        "format", "format_version", "generator", "model",  "spec_hash", "tuning_hash", "mesh",
-        "rank",   "archs",          "kernels",   "layers", "digest",    "nvrtc",       NULL
-    };
+    static const char *const keys[] = { "format",    "format_version", "generator", "model",
+                                        "spec_hash", "tuning_hash",    "mesh",      "rank",
+                                        "archs",     "kernels",        "layers",    "digest",
+                                        "nvrtc",     "collectives",    "shard",     NULL };
     if (!json_is_object(root))
         return fp8_read_bad(reader, "this is no JSON object");
     const char *format = json_string_value(json_object_get(root, "format"));
@@ -145,7 +130,7 @@ static fp8_status read_header(struct fp8_reader *reader, const json_t *root,
         FP8_TRY(fp8_read_string(reader, root, "tuning_hash", &text));
     if (json_object_get(root, "nvrtc"))
         FP8_TRY(fp8_read_string(reader, root, "nvrtc", &manifest->nvrtc));
-    return read_mesh(reader, root);
+    return fp8_manifest_mesh(reader, root, manifest);
 }
 
 fp8_status fp8_manifest_parse(const char *path, const char *text, size_t length,

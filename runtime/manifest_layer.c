@@ -205,7 +205,7 @@ fp8_status fp8_manifest_layer(struct fp8_reader *reader, const struct fp8_manife
                                         "max_tokens", "count",       "recipe",       "compute",
                                         "bias",       "passes",      "buffers",      "accumulation",
                                         "dequantize", "given",       "transpose",    "roll",
-                                        NULL };
+                                        "shard",      NULL };
     static const char *const computes[] = { "fp8", "bf16" };
     int64_t count;
     int compute = 0;
@@ -220,6 +220,7 @@ fp8_status fp8_manifest_layer(struct fp8_reader *reader, const struct fp8_manife
     plan->is_bf16 = compute == 1;
     FP8_TRY(fp8_read_bool(reader, record, "bias", &plan->has_bias));
     FP8_TRY(read_recipe(reader, record, plan));
+    FP8_TRY(fp8_manifest_shard(reader, manifest, record, plan));
     FP8_TRY(read_accumulation(reader, record));
     set_scalings(plan);
     FP8_TRY(fp8_manifest_buffers(reader, record, plan));

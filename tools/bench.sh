@@ -14,7 +14,9 @@ hash=$(sources | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -d' ' -f1)
 status=0
 for what in gemm quantize layer host; do
     echo "fp8gen bench $what"
-    if "$BUILD/bin/fp8gen" bench $what --json --source-hash "$hash" >$results/.$what.new; then
+    spec=
+    [ $what = host ] && spec=specs/llama3_8b.lua
+    if "$BUILD/bin/fp8gen" bench $what $spec --json --source-hash "$hash" >$results/.$what.new; then
         mv $results/.$what.new $results/$what.jsonl
     else
         status=$?

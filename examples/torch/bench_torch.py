@@ -11,6 +11,7 @@ header out.
 """
 
 import argparse
+import gc
 import hashlib
 import json
 import os
@@ -61,7 +62,7 @@ def header():
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "fp8gen": abi.runtime.fp8_version().decode(),
-        "source": source_hash(),
+        "source_hash": source_hash(),
     }
     if CUDA:
         driver = subprocess.run(
@@ -249,37 +250,31 @@ def is_fp8(name):
     return is_gemm(name) and re.search(r"e4m3|e5m2|nvjet_(sm\d+_)?[qr][qr]", name) is not None
 
 
+def left_behind(function, shape):
+    """Bytes that a forward leaves for its backward: read from the allocator, or counted on the CPU."""
+    x, w, _ = tensors(*shape)
+    function(x, w)
+    inputs = x * 1  # not a leaf: who keeps it is the layer alone
+    if not CUDA:
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            function(inputs, w)
+        return sum(
+            t.numel() * t.element_size() for t in kept if t.data_ptr() != w.data_ptr() and t.dim()
+        )
+    gc.collect()
+    synchronize()
+    before = torch.cuda.memory_allocated()
+    y = function(inputs, w)
+    given = x.numel() * x.element_size()
+    inputs = None
+    synchronize()
+    return torch.cuda.memory_allocated() - before + given - y.numel() * y.element_size()
+
+
 def memory(shape):
-    """Bytes that forward leaves for backward: read from the allocator, or counted on the CPU."""
-    left = {}
-    for name, function in (("fp8", fp8.fp8_linear), ("bf16", F.linear)):
-        x, w, _ = tensors(*shape)
-        function(x, w)
-        inputs = x * 1  # not a leaf: who keeps it is the layer alone
-        if CUDA:
-            synchronize()
-            before = torch.cuda.memory_allocated()
-            y = function(inputs, w)
-            inputs = None
-            synchronize()
-            left[name] = (
-                torch.cuda.memory_allocated()
-                - before
-                + x.numel() * x.element_size()
-                - y.numel() * y.element_size()
-            )
-        else:
-            kept = []
-            with torch.autograd.graph.saved_tensors_hooks(
-                lambda t: kept.append(t) or t, lambda t: t
-            ):
-                function(inputs, w)
-            left[name] = sum(
-                t.numel() * t.element_size()
-                for t in kept
-                if t.data_ptr() != w.data_ptr() and t.dim()
-            )
-    row("saved activations", shape, "fprop", left["fp8"], "bytes", left["bf16"], "bf16 F.linear")
+    fp8_bytes, bf16_bytes = left_behind(fp8.fp8_linear, shape), left_behind(F.linear, shape)
+    row("saved activations", shape, "fprop", fp8_bytes, "bytes", bf16_bytes, "bf16 F.linear")
 
 
 def host(shape):

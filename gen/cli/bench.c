@@ -78,6 +78,7 @@ const struct cli_option bench_options_quantize[] = {
 
 const struct cli_option bench_options_host[] = {
     OPTION_SHAPE("M,N,K", "tokens, out_features, in_features; again for more shapes"),
+    OPTION_GEMM,
     OPTION_ROUNDS,
     OPTION_JSON,
     OPTION_HASH,

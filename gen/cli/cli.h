@@ -119,6 +119,7 @@ enum cli_variable {
     CLI_ENV_LOG,
     CLI_ENV_CUBLASLT_PATH,
     CLI_ENV_NVRTC_PATH,
+    CLI_ENV_PYTHON,
     CLI_ENV_NO_COLOR,
     CLI_ENV_TERM,
     CLI_ENV_TMPDIR,

@@ -27,6 +27,7 @@ static const struct {
                                 "libcublasLt, where the loader does not find it by itself" },
     [CLI_ENV_NVRTC_PATH] = { "FP8_NVRTC_PATH",
                              "libnvrtc, where the loader does not find it by itself" },
+    [CLI_ENV_PYTHON] = { "FP8GEN_PYTHON", "interpreter whose PyTorch bench host compares with" },
     [CLI_ENV_NO_COLOR] = { "NO_COLOR", "set to anything: no colours, unless --color always" },
     [CLI_ENV_TERM] = { "TERM", "\"dumb\": no colours and no progress line" },
     [CLI_ENV_TMPDIR] = { "TMPDIR", "folder for the bundle of run and bench (default /tmp)" },

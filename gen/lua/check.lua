@@ -103,6 +103,17 @@ function checkers.choice(state, field, value)
         near and ("%s (%s)"):format(near, allowed) or "one of " .. allowed
 end
 
+function checkers.name(state, field, value)
+    if type(value) ~= "string" then
+        return nil, ("'%s' must be a name, not %s"):format(field.name, a_kind(state, value)),
+            ('write %s = "name"'):format(field.name)
+    elseif #value > schema.name_max or not value:find(schema.name_pattern) then
+        return nil, ("%s is not a name for '%s'"):format(quoted(value), field.name),
+            "a name is " .. schema.name_rule
+    end
+    return value
+end
+
 -- ---- fields of one scope ------------------------------------------------------------------------
 
 -- Reports keys that the scope does not have, values without a key, and keys given twice. Returns
@@ -128,9 +139,9 @@ local function check_keys(state, scope, entry, fields)
         meant[near or ""] = true
         local known = "fields here: " .. table.concat(schema.names(scope), ", ")
         state.report:key(entry, key, {
-            message = other and ("field '%s': %s"):format(key, other)
+            message = other and ("field '%s': %s"):format(key, other[1])
                 or ("unknown field %s"):format(quoted(key)),
-            hint = other and "leave it out"
+            hint = other and other[2]
                 or near and ("did you mean '%s'?"):format(near) or known,
         })
     end
@@ -190,8 +201,8 @@ end
 local function mesh_problem(state, field, value)
     local whole = type(value) == "number" and math.tointeger(value)
     if whole and whole > 1 then
-        local message = "mesh '%s' is %d, but this version plans for one rank (1 x 1)"
-        local hint = "write %s = 1, or leave it out"
+        local message = "mesh '%s' is %d, but this version does not cut layers along their features"
+        local hint = "write %s = 1, or leave it out; fsdp shares the weight over ranks"
         return message:format(field.name, whole), hint:format(field.name)
     end
 end
@@ -303,9 +314,10 @@ local function resolve(field, own, model)
     return field.default, "default"
 end
 
-local function fill_accumulation(own, model)
+-- A table of fields, key by key: its own, else the model's, else the default.
+local function fill_nested(scope, own, model)
     local result = {}
-    for _, field in ipairs(schema.scopes.accumulation) do
+    for _, field in ipairs(schema.scopes[scope]) do
         result[field.name] = own and own[field.name] or model and model[field.name]
             or field.default
     end
@@ -359,8 +371,8 @@ local function check_layer(state, record, model)
         local value, source = resolve(field, own, model)
         value, source = apply_override(state, field, value, source)
         if field.type == "table" then
-            value = fill_accumulation(own[field.name], model[field.name])
-        elseif value == nil then
+            value = fill_nested(field.fields, own[field.name], model[field.name])
+        elseif value == nil and not field.optional then
             if not meant.any and not meant[field.name] then
                 state.report:head(record, {
                     message = ("'%s' is missing"):format(field.name),
@@ -527,11 +539,10 @@ function check.model(state, record)
     if not values then
         return nil
     end
-    local mesh = {}
-    for _, field in ipairs(schema.scopes.mesh) do
-        mesh[field.name] = field.default
-    end
-    return { name = name, mesh = mesh, layers = check_layers(state, record, values, meant) }
+    local mesh = fill_nested("mesh", state.overrides, values.mesh)
+    local shard = fill_nested("shard", values.shard)
+    local layers = check_layers(state, record, values, meant)
+    return { name = name, mesh = mesh, shard = shard, layers = layers }
 end
 
 return check

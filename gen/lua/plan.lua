@@ -16,6 +16,7 @@ local choose = require "choose"
 local cost = require "cost"
 local gemms = require "plan_gemms"
 local kernels = require "plan_kernels"
+local shard = require "shard"
 local steps = require "plan_steps"
 
 local M = {}
@@ -49,6 +50,26 @@ local function dequantize_of(c)
     return kernels
 end
 
+-- How the weight is spread over the ranks of the mesh.
+local function shard_of(c)
+    local multiple = shard.multiple(c.layer.recipe)
+    return {
+        rows = shard.chunk(c.layer.out_features, c.ranks, multiple),
+        multiple = multiple,
+        gather_group = c.layer.gather_group or c.null,
+    }
+end
+
+-- The collectives of one step with the layers' names and predicted seconds; nil for one rank.
+local function collectives_of(model, format)
+    local list = shard.collectives(model, format)
+    for _, item in ipairs(list) do
+        for at, index in ipairs(item.layers) do item.layers[at] = model.layers[index].name end
+        item.seconds = cost.collective(item.op, item.bytes, model.mesh.fsdp) or format.null
+    end
+    return #list > 0 and list or nil
+end
+
 local function plan_layer(c)
     local layer = c.layer
     local record = {
@@ -62,6 +83,7 @@ local function plan_layer(c)
         compute = "fp8",
         bias = layer.bias,
         accumulation = layer.accumulation,
+        shard = shard_of(c),
         buffers = buffers.buffers(layer, c.format),
         passes = passes_of(c),
         given = c.null,
@@ -90,14 +112,17 @@ function M.plan(model, format, options)
             format = format,
             formats = buffers.formats(layer.recipe),
             null = format.null,
+            ranks = model.mesh.fsdp,
         }
     end
     return {
         model = model.name,
         mesh = model.mesh,
+        shard = model.shard,
         rank = 0,
         kernels = list,
         layers = layers,
+        collectives = collectives_of(model, format),
     }
 end
 

@@ -3,14 +3,15 @@
 -- Validation (check.lua), the list that fp8gen_schema returns and the README's table all come
 -- from it: a field that is not here does not exist. Each field:
 --   name, doc
---   type      "integer" (min, max) | "boolean" | "choice" (choices) | "recipe" | "layers"
+--   type      "integer" (min, max) | "boolean" | "choice" (choices) | "name" | "recipe" | "layers"
 --             | "table" (fields, a scope's name)
---   default   a value; or the name of another field: { same_as = "tokens" }; absent = required
+--   default   a value; or the name of another field: { same_as = "tokens" }; absent = required, unless
+--   optional  true: a layer may be without it
 --   layer     true: a layer may give it too; what the model gives is then the default of its layers
 --   refused   value -> { message, hint }: values that people try, with the reason why not
 -- Lists keep their order: it is the order of messages and of the printed list.
 
-local schema = {}
+local schema = { max_ranks = 4096 }
 
 local dim_max = 1 << 28 -- bytes of a tensor of two such sizes fit 64 bits; FLOPs are floats
 local weights = { "bf16", "fp32" }
@@ -84,7 +85,7 @@ local common = {
         'use output = "bf16"; the layer that reads y quantises it'),
     dtype_field("grad_input", outputs, "bf16", "dtype of dx",
         "FP8 gradients are not an output: " .. no_fp8_output, 'use grad_input = "bf16"'),
-    dtype_field("grad_weight", outputs, "fp32", "dtype of dw",
+    dtype_field("grad_weight", outputs, "fp32", "dtype of dw, in the sum over ranks too",
         "FP8 gradients are not an output: " .. no_fp8_output,
         'use grad_weight = "fp32", or "bf16" for half the memory'),
 }
@@ -95,12 +96,6 @@ local function with_common(first, after)
     table.move(common, 1, #common, #fields + 1, fields)
     table.move(after, 1, #after, #fields + 1, fields)
     return fields
-end
-
-local one_rank = { name = "", type = "integer", min = 1, max = 1, default = 1 }
-
-local function mesh_field(name, doc)
-    return setmetatable({ name = name, doc = doc }, { __index = one_rank })
 end
 
 local interval = {
@@ -124,7 +119,11 @@ schema.scopes = {
         },
         {
             name = "mesh", type = "table", fields = "mesh",
-            doc = "ranks along each axis; this version plans for one rank",
+            doc = "ranks along each axis",
+        },
+        {
+            name = "shard", type = "table", fields = "shard",
+            doc = "with mesh fsdp: how weights are gathered and gradients reduced",
         },
     }, {}),
     layer = with_common({
@@ -137,10 +136,30 @@ schema.scopes = {
             name = "count", type = "integer", min = 1, max = 1000000, default = 1,
             doc = "how many layers of the model have this shape; weighs the totals of a plan",
         },
+        {
+            name = "gather_group", type = "name", optional = true,
+            doc = "neighbours of one group share the collective that gathers them",
+        },
     }),
     mesh = {
-        mesh_field("tensor", "ranks that share a layer's features"),
-        mesh_field("fsdp", "ranks that share a layer's weight"),
+        {
+            name = "tensor", type = "integer", min = 1, max = 1, default = 1,
+            doc = "ranks that share a layer's features; this version plans for one",
+        },
+        {
+            name = "fsdp", type = "integer", min = 1, max = schema.max_ranks, default = 1,
+            doc = "ranks that share a layer's weight: each keeps a chunk of its rows",
+        },
+    },
+    shard = {
+        {
+            name = "backward", type = "choice", choices = { "gather", "keep" }, default = "gather",
+            doc = "weights in backward: gathered again, or kept from forward",
+        },
+        {
+            name = "reduce", type = "choice", choices = { "average", "sum" }, default = "average",
+            doc = "what dw and dbias are over the ranks",
+        },
     },
     accumulation = {
         accumulation_field("fprop", "fast", "sum over in_features"),
@@ -165,11 +184,12 @@ schema.scopes = {
     },
 }
 
-schema.scope_order = { "model", "layer", "mesh", "accumulation", "recipe.current" }
+schema.scope_order = { "model", "layer", "mesh", "shard", "accumulation", "recipe.current" }
 schema.scope_title = {
     model = 'model "name" { ... }',
     layer = 'linear "name" { ... }',
     mesh = "mesh = { ... }",
+    shard = "shard = { ... }",
     accumulation = "accumulation = { ... }",
     ["recipe.current"] = "recipe.current { ... }",
 }
@@ -178,15 +198,17 @@ schema.recipes = { "current" }
 -- Names of recipes that people know from elsewhere.
 schema.other_recipes = { "delayed", "rowwise", "rowwise_hp_wgrad", "block", "mx" }
 
--- Fields that belong to sharded layers.
-local sharding = "sharded layers are not in this version: it plans for one rank"
-schema.other_fields = {
-    layer = { tensor = sharding, sequence_parallel = sharding, fsdp = sharding },
-    model = { tensor = sharding, sequence_parallel = sharding, fsdp = sharding },
+-- Fields that stand elsewhere, or in no spec of this version: { message, hint }.
+local tensor_parallel = {
+    "layers cut along their features are not in this version: it shares weights alone",
+    "leave it out; mesh = { fsdp = ... } shares the weight",
 }
+local ranks = { "the number of ranks stands in the model's mesh", "write mesh = { fsdp = ... }" }
+local sharding = { tensor = tensor_parallel, sequence_parallel = tensor_parallel, fsdp = ranks }
+schema.other_fields = { layer = sharding, model = sharding }
 
 -- Values that fp8gen_override may set.
-schema.overrides = { "tokens", "max_tokens", "recipe", "gemm" }
+schema.overrides = { "tokens", "max_tokens", "recipe", "gemm", "fsdp" }
 
 schema.max_layers = 4096
 schema.name_max = 64
@@ -226,6 +248,8 @@ function schema.range(field)
         return '"' .. table.concat(field.choices, '" | "') .. '"'
     elseif field.type == "boolean" then
         return "true | false"
+    elseif field.type == "name" then
+        return '"name"'
     elseif field.type == "recipe" then
         return "recipe." .. table.concat(schema.recipes, " | recipe.")
     elseif field.type == "layers" then
@@ -239,6 +263,8 @@ function schema.default(field)
     local default = field.default
     if field.type == "table" then
         return "see below"
+    elseif field.optional then
+        return "none"
     elseif default == nil then
         return "required"
     elseif type(default) == "table" then

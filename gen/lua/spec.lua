@@ -269,7 +269,7 @@ function spec.override(name, text)
         forced_gemm = text
         return
     end
-    local field = schema.field("layer", name)
+    local field = schema.field("layer", name) or schema.field("mesh", name)
     if field.type == "recipe" then
         if not contains(schema.recipes, text) then
             error({ message = ("unknown recipe '%s'"):format(text),

@@ -48,7 +48,20 @@ rows_are '[row["case"] for row in rows] == ["bf16 -> e4m3", "bf16 -> e5m2", "bf1
 case_of "bench host"
 bench host --json --shape 16,16,16
 expect_code 0
-rows_are '[row["launches"] for row in rows] == [2, 3, 2, 1, 1] and rows[0]["unit"] == "us"'
+rows_are '[row["launches"] for row in rows] == [2, 3, 2, 1, 1, 1] and rows[0]["unit"] == "us"'
+rows_are 'rows[1]["baseline_name"] == rows[3]["baseline_name"] == rows[5]["case"].removeprefix("host time of ")'
+
+case_of "bench host: a framework beside it, and the start of a model"
+echo 'return model "tiny" { tokens = 16, layers = { linear "a" { in_features = 16, out_features = 16 } } }' >"$T/start.lua"
+cat >"$T/python" <<'FAKE'
+#!/bin/sh
+echo is A framework; echo 24.5
+FAKE
+chmod +x "$T/python"
+run env LD_PRELOAD="$preload" FP8GEN_PYTHON="$T/python" "$FP8GEN" bench host "$T/start.lua" --json --rounds 1 --shape 16,16,16
+expect_code 0
+rows_are 'rows[1]["baseline"] == 24.5 and rows[1]["baseline_name"] == "A framework bf16 linear"'
+rows_are '[(row["pass"], row["unit"]) for row in rows[6:]] == [("build", "ms"), ("open", "ms"), ("prepare", "ms"), ("layer", "us")]'
 
 # one configuration of each accumulation keeps the compiler's work small
 few=pp128x128c1s6g8,co128x128c1s6p2g8

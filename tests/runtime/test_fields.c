@@ -22,7 +22,8 @@ struct change {
 
 static const struct change changes[] = {
     { "model", "layers", "", DIMS "}, linear \"more\" { in_features = 1, out_features = 1", INFO },
-    { "model", "mesh", "mesh = { tensor = 2 },", DIMS, -1 },
+    { "model", "mesh", "mesh = { fsdp = 2 },", DIMS, MANIFEST },
+    { "model", "shard", "shard = { reduce = \"sum\" },", DIMS, MANIFEST },
     { "model", "tokens", "tokens = 100,", DIMS, INFO },
     { "model", "max_tokens", "max_tokens = 9000,", DIMS, INFO },
     { "model", "bias", "bias = true,", DIMS, INFO },
@@ -52,7 +53,10 @@ static const struct change changes[] = {
     { "linear", "grad_weight", "", DIMS ", grad_weight = \"bf16\"", INFO },
     { "linear", "count", "", DIMS ", count = 3", MANIFEST },
     { "mesh", "tensor", "mesh = { tensor = 2 },", DIMS, -1 },
-    { "mesh", "fsdp", "mesh = { fsdp = 4 },", DIMS, -1 },
+    { "mesh", "fsdp", "mesh = { fsdp = 4 },", DIMS, MANIFEST },
+    { "linear", "gather_group", "", DIMS ", gather_group = \"block\"", MANIFEST },
+    { "shard", "backward", "shard = { backward = \"keep\" },", DIMS, MANIFEST },
+    { "shard", "reduce", "shard = { reduce = \"sum\" },", DIMS, MANIFEST },
     { "accumulation", "fprop", "", DIMS ", accumulation = { fprop = \"split\" }", MANIFEST },
     { "accumulation", "dgrad", "", DIMS ", accumulation = { dgrad = \"fast\" }", MANIFEST },
     { "accumulation", "wgrad", "", DIMS ", accumulation = { wgrad = \"fast\" }", MANIFEST },
@@ -75,7 +79,7 @@ static void write_spec(const struct change *change, char *text, size_t room)
 /* ---- what can be seen of a bundle ---- */
 
 struct sight {
-    char text[ASPECTS][32768];
+    char text[ASPECTS][1 << 18];
 };
 
 /* The manifest without the lines that any change of the text changes. */

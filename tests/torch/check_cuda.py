@@ -95,9 +95,9 @@ class Cuda(unittest.TestCase):
 
     def test_graph_with_optimizer(self):
         net = Fp8Linear(256, 256, bias=False, device=DEVICE, dtype=torch.bfloat16)
-        graph, x, y = self.graph(
-            net, randn(64, 256), randn(64, 256, seed=5), torch.optim.SGD(net.parameters(), lr=1e-3)
-        )
+        dy = randn(64, 256, seed=5)  # the graph reads it at every replay
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        graph, x, y = self.graph(net, randn(64, 256), dy, optimizer)
         for _ in range(3):
             before = net.weight.detach().clone()
             graph.replay()
@@ -114,6 +114,7 @@ class Cuda(unittest.TestCase):
         x = randn(64, 256).requires_grad_()
         wanted = net(x)
         wanted.sum().backward()
+        wanted = wanted.detach()  # no graph of the default stream may live on into the capture
         grads = [p.grad.clone() for p in net.parameters()]
         net.zero_grad(set_to_none=True)
         graphed = torch.cuda.make_graphed_callables(net, (x,))

@@ -106,7 +106,29 @@ static void test_defaults(void **state)
     assert_value(gen, "layers.1.accumulation.fprop", "fast");
     assert_value(gen, "layers.1.accumulation.dgrad", "split");
     assert_value(gen, "layers.1.accumulation.wgrad", "split");
+    assert_value(gen, "layers.1.gather_group", "nil");
     assert_value(gen, "layers.2", "nil");
+    assert_value(gen, "shard.backward", "gather");
+    assert_value(gen, "shard.reduce", "average");
+    fp8gen_close(gen);
+}
+
+static void test_shard(void **state)
+{
+    (void)state;
+    fp8gen *gen = open_session();
+    assert_int_equal(fp8gen_override(gen, "fsdp", "4097"), FP8GEN_ERR_ARGUMENT);
+    assert_int_equal(fp8gen_override(gen, "fsdp", "6"), FP8GEN_OK);
+    assert_int_equal(load(gen,
+                          "return model 'm' { mesh = { fsdp = 4 }, shard = { reduce = 'sum' },\n"
+                          "  layers = { linear 'a' { in_features = 1, out_features = 2,\n"
+                          "    gather_group = 'block' } } }"),
+                     FP8GEN_OK);
+    assert_value(gen, "mesh.fsdp", "6"); /* what was set goes before the spec */
+    assert_value(gen, "mesh.tensor", "1");
+    assert_value(gen, "shard.backward", "gather");
+    assert_value(gen, "shard.reduce", "sum");
+    assert_value(gen, "layers.1.gather_group", "block");
     fp8gen_close(gen);
 }
 
@@ -193,7 +215,15 @@ static void test_flip_every_field(void **state)
         { "grad_input = 'fp32',", "", false },
         { "grad_weight = 'bf16',", "", false },
         { "mesh = { tensor = 2 },", "", true },
-        { "mesh = { fsdp = 2 },", "", true },
+        { "mesh = { fsdp = 2 },", "", false },
+        { "mesh = { fsdp = 4096 },", "", false },
+        { "mesh = { fsdp = 4097 },", "", true },
+        { "shard = { backward = 'keep' },", "", false },
+        { "shard = { reduce = 'sum' },", "", false },
+        { "shard = { reduce = 'max' },", "", true },
+        { "", "shard = { reduce = 'sum' },", true },
+        { "", "gather_group = 'block',", false },
+        { "", "gather_group = 'a b',", true },
         { "", "tokens = 8001,", false },
         { "", "max_tokens = 9001,", false },
         { "", "bias = true, output = 'fp32',", false },
@@ -531,23 +561,15 @@ static void test_schema(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_inheritance),
-        cmocka_unit_test(test_snapshot),
-        cmocka_unit_test(test_hash),
-        cmocka_unit_test(test_flip_every_field),
-        cmocka_unit_test(test_names_count),
-        cmocka_unit_test(test_overrides),
-        cmocka_unit_test(test_bad_overrides),
-        cmocka_unit_test(test_override_conflict),
-        cmocka_unit_test(test_session),
-        cmocka_unit_test(test_null),
-        cmocka_unit_test(test_build_options),
-        cmocka_unit_test(test_files),
-        cmocka_unit_test(test_text_length),
-        cmocka_unit_test(test_shipped_specs),
-        cmocka_unit_test(test_shipped_shapes),
-        cmocka_unit_test(test_schema),
+        cmocka_unit_test(test_defaults),       cmocka_unit_test(test_shard),
+        cmocka_unit_test(test_inheritance),    cmocka_unit_test(test_snapshot),
+        cmocka_unit_test(test_hash),           cmocka_unit_test(test_flip_every_field),
+        cmocka_unit_test(test_names_count),    cmocka_unit_test(test_overrides),
+        cmocka_unit_test(test_bad_overrides),  cmocka_unit_test(test_override_conflict),
+        cmocka_unit_test(test_session),        cmocka_unit_test(test_null),
+        cmocka_unit_test(test_build_options),  cmocka_unit_test(test_files),
+        cmocka_unit_test(test_text_length),    cmocka_unit_test(test_shipped_specs),
+        cmocka_unit_test(test_shipped_shapes), cmocka_unit_test(test_schema),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

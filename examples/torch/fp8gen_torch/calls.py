@@ -90,15 +90,16 @@ class Plan:
     def _dy(self, copies):
         return _operand(abi.ROLE_DY, self.dy_format, self.m, self.n, copies)
 
-    def _run(self, function, prepared):
+    def _run(self, function, prepared, scratch=None):
+        """scratch: an operand struct that only this call uses; it lies behind the workspace."""
         context, call = self.context, prepared.call
         stream = context.stream()
-        memory = context.workspace(stream, self.workspace_bytes)
-        call.workspace, call.workspace_bytes, call.stream = (
-            memory.data_ptr(),
-            memory.numel(),
-            stream,
-        )
+        size = self.workspace_bytes + (scratch.bytes + 255 if scratch is not None else 0)
+        memory = context.workspace(stream, size)
+        address = memory.data_ptr()
+        call.workspace, call.workspace_bytes, call.stream = address, self.workspace_bytes, stream
+        if scratch is not None:
+            scratch.data = (address + self.workspace_bytes + 255) & -256
         status = function(self.handle, prepared.ref)
         if status:
             abi.check(status)
@@ -155,8 +156,6 @@ class Plan:
         dx = None
         p.args.accumulate = accumulate
         p.dy.data, p.dy.ld = dy.data_ptr(), dy.stride(0)
-        grad = operand.memory(p.grad.bytes, self.device)
-        p.grad.data = grad.data_ptr()
         if dw is not None:
             saved = operand.aligned(saved)
             p.saved.data = saved.data_ptr()
@@ -166,7 +165,7 @@ class Plan:
             p.weight.data, p.dx.data = weight.data_ptr(), dx.data_ptr()
         if dbias is not None:
             p.dbias.data = dbias.data_ptr()
-        self._run(_runtime.fp8_layer_backward, p)
+        self._run(_runtime.fp8_layer_backward, p, p.grad)
         pool.append(p)
         return dx
 
