@@ -1,14 +1,17 @@
 /*
  * test_endurance.c - what is used long and often leaks nothing: calls, layers, threads.
  *
- * After a warm-up, the resident memory of the process and its file descriptors stay where they are over
- * 100,000 calls, 1,000 layers and 64 threads that each call once.
+ * After a warm-up, the resident memory of the process, its file descriptors and the device's free memory
+ * stay where they are over 100,000 calls, 1,000 layers and 64 threads that each call once. And no call
+ * waits for the device: behind a backlog of work it returns while that is still being done.
+ * FP8_TEST_FULL=1: this is the only program on the device, so its free memory is looked at too.
  */
 #include <dirent.h>
 #include <pthread.h>
 #include <unistd.h>
 
 #include "tests/runtime/rig.h"
+#include "tests/runtime/rig_driver.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { SHARE = 20, RSS_SLACK_KIB = 65536 }; /* shadow memory and quarantines grow */
@@ -24,7 +27,20 @@ static const struct rig_spec spec = { .out_features = 16, .in_features = 16, .bi
 struct usage {
     long rss_kib;
     int files;
+    size_t device_bytes; /* free; 0 on the host */
 };
+
+static size_t free_on_device(void)
+{
+    CUresult (*info)(size_t *, size_t *);
+    size_t left = 0, total;
+    if (!rig.cuda)
+        return 0;
+    rig_driver_entry("cuMemGetInfo_v2", &info);
+    rig_driver_make_current();
+    assert_int_equal(info(&left, &total), CUDA_SUCCESS);
+    return left;
+}
 
 static int open_files(void)
 {
@@ -39,7 +55,7 @@ static int open_files(void)
 
 static struct usage measure(void)
 {
-    struct usage usage = { 0, open_files() };
+    struct usage usage = { 0, open_files(), free_on_device() };
     long pages = 0;
     FILE *file = fopen("/proc/self/statm", "r");
     if (file && fscanf(file, "%*d %ld", &pages) == 1)
@@ -52,9 +68,13 @@ static struct usage measure(void)
 static void compare(const char *what, struct usage before)
 {
     struct usage after = measure();
-    printf("%s: %ld KiB, then %ld KiB; %d files, then %d\n", what, before.rss_kib, after.rss_kib,
-           before.files, after.files);
+    printf("%s: %ld KiB, then %ld KiB; %d files, then %d; device: %zu bytes free, then %zu\n", what,
+           before.rss_kib, after.rss_kib, before.files, after.files, before.device_bytes,
+           after.device_bytes);
     assert_int_equal(after.files, before.files);
+    const char *full = getenv("FP8_TEST_FULL");
+    if (full && full[0] == '1') /* else other tests may use the device now */
+        assert_true(after.device_bytes >= before.device_bytes);
     assert_true(after.rss_kib <= before.rss_kib + RSS_SLACK_KIB);
 }
 
@@ -70,7 +90,7 @@ static void many_calls(void **state)
     rig_case_make(&c);
     rig_case_push(&c);
     rig_case_weight(&c);
-    struct usage before = { 0, 0 };
+    struct usage before = { 0 };
     for (int i = 0; i < CALLS / 2; i++) { /* fprop and backward */
         if (i == CALLS / 20)
             before = measure();
@@ -90,7 +110,7 @@ static void many_layers(void **state)
 {
     (void)state;
     struct rig_layers layers;
-    struct usage before = { 0, 0 };
+    struct usage before = { 0 };
     rig_layers_open(&layers, &spec, 1);
     const char *name = fp8_bundle_layer_name(layers.bundle, 0);
     for (int i = 0; i < LAYERS; i++) {
@@ -118,7 +138,7 @@ static void many_threads_once(void **state)
     (void)state;
     struct rig_layers layers;
     struct rig_case c;
-    struct usage before = { 0, 0 };
+    struct usage before = { 0 };
     rig_layers_open(&layers, &spec, 1);
     rig_case_init(&c, &layers.layer[0], 2, 7);
     rig_case_make(&c);
@@ -138,12 +158,55 @@ static void many_threads_once(void **state)
     rig_layers_close(&layers);
 }
 
+/* ---- waiting ---------------------------------------------------------------------------------------- */
+
+/* Milliseconds of work for the device, in few calls. */
+static void enqueue_backlog(struct rig_block *block)
+{
+    for (int i = 0; i < 100; i++)
+        RIG_OK(fp8_memory_fill(rig.context, block->device, (uint8_t)i, block->bytes, rig.stream));
+}
+
+static void no_call_waits(void **state)
+{
+    (void)state;
+    if (!rig.cuda) {
+        print_message("the host backend is done when it returns\n");
+        skip();
+    }
+    CUresult (*query)(CUstream);
+    struct rig_layers layers;
+    struct rig_case c;
+    struct rig_block block;
+    rig_driver_entry("cuStreamQuery", &query);
+    rig_driver_make_current();
+    rig_block_make(&block, (size_t)256 << 20, 0, 0);
+    rig_layers_open(&layers, &spec, 1);
+    rig_case_init(&c, &layers.layer[0], 2, 7);
+    rig_case_make(&c);
+    rig_case_push(&c);
+    for (int i = 0; i < 3; i++) { /* the first calls too */
+        c.version = (uint64_t)i + 1;
+        enqueue_backlog(&block);
+        rig_case_weight(&c);
+        rig_case_fprop(&c);
+        rig_case_backward(&c);
+        assert_int_equal(query((CUstream)rig.stream), CUDA_ERROR_NOT_READY);
+        RIG_OK(fp8_stream_synchronize(rig.context, rig.stream));
+    }
+    rig_case_check(&c);
+    rig_case_free(&c);
+    rig_block_free(&block);
+    rig_layers_close(&layers);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(many_calls),
         cmocka_unit_test(many_layers),
         cmocka_unit_test(many_threads_once),
+        cmocka_unit_test(no_call_waits),
     };
     return RIG_RUN(tests);
 }

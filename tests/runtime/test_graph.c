@@ -9,17 +9,14 @@
  */
 #include <math.h>
 
-#include <cuda.h>
-
 #include "tests/runtime/rig.h"
+#include "tests/runtime/rig_driver.h"
 
 enum { LEVELS = 32, REPLAYS = 4 };
 
 /* ---- the driver's part ------------------------------------------------------------------------------- */
 
 static struct {
-    CUresult (*retain)(CUcontext *, CUdevice);
-    CUresult (*set_current)(CUcontext);
     CUresult (*begin)(CUstream, CUstreamCaptureMode);
     CUresult (*end)(CUstream, CUgraph *);
     CUresult (*instantiate)(CUgraphExec *, CUgraph, unsigned long long);
@@ -28,26 +25,15 @@ static struct {
     CUresult (*destroy)(CUgraph);
 } cuda;
 
-static void find_entry(const char *symbol, void *entry)
-{
-    void *address;
-    RIG_OK(fp8_library_symbol(FP8_LIBRARY_CUDA, symbol, &address, NULL));
-    memcpy(entry, &address, sizeof address);
-}
-
 static void find_entries(void)
 {
-    find_entry("cuDevicePrimaryCtxRetain", &cuda.retain);
-    find_entry("cuCtxSetCurrent", &cuda.set_current);
-    find_entry("cuStreamBeginCapture_v2", &cuda.begin);
-    find_entry("cuStreamEndCapture", &cuda.end);
-    find_entry("cuGraphInstantiateWithFlags", &cuda.instantiate);
-    find_entry("cuGraphLaunch", &cuda.launch);
-    find_entry("cuGraphExecDestroy", &cuda.destroy_exec);
-    find_entry("cuGraphDestroy", &cuda.destroy);
-    CUcontext primary;
-    assert_int_equal(cuda.retain(&primary, rig.info.device), CUDA_SUCCESS);
-    assert_int_equal(cuda.set_current(primary), CUDA_SUCCESS);
+    rig_driver_entry("cuStreamBeginCapture_v2", &cuda.begin);
+    rig_driver_entry("cuStreamEndCapture", &cuda.end);
+    rig_driver_entry("cuGraphInstantiateWithFlags", &cuda.instantiate);
+    rig_driver_entry("cuGraphLaunch", &cuda.launch);
+    rig_driver_entry("cuGraphExecDestroy", &cuda.destroy_exec);
+    rig_driver_entry("cuGraphDestroy", &cuda.destroy);
+    rig_driver_make_current();
 }
 
 static const struct {
