@@ -6,6 +6,9 @@
  * reader sees the old bundle or the new one; where the file system cannot do that, the old one is
  * moved aside first.
  *
+ * The new folder is locked while it is written (flock), so that the next build of the same target can
+ * tell what a killed one left and removes it.
+ *
  * What is removed is only ever what a bundle consists of: manifest.json and kernels/\*.cubin. A
  * folder with anything else in it is never replaced. Knows nothing of what the files mean beyond
  * "format".
@@ -20,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -195,6 +199,84 @@ static fp8gen_status split_target(struct fp8gen *gen, const char *target,
     return FP8GEN_OK;
 }
 
+/* ---- what killed builds left ---------------------------------------------------------------------- */
+
+enum { RANDOM_LENGTH = 6 }; /* of mkdtemp */
+
+/* ".<base>.XXXXXX" */
+static bool is_temporary(const char *name, const char *base)
+{
+    size_t length = strlen(base);
+    return name[0] == '.' && strncmp(name + 1, base, length) == 0 && name[length + 1] == '.' &&
+           strlen(name) == length + 2 + RANDOM_LENGTH;
+}
+
+/* An open and locked folder; -1 if another process holds it, or it is none of ours. */
+static int lock_folder(int parent, const char *name)
+{
+    struct stat info;
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return -1;
+    if (fstat(fd, &info) == 0 && info.st_uid == geteuid() && flock(fd, LOCK_EX | LOCK_NB) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static void remove_left(struct gen_bundle_dir *dir, const char *base)
+{
+    DIR *parent = opendir(dir->parent);
+    struct dirent *entry;
+    while (parent != NULL && (entry = readdir(parent)) != NULL) {
+        if (!is_temporary(entry->d_name, base))
+            continue;
+        int fd = lock_folder(dirfd(parent), entry->d_name);
+        const char *path = arena_printf(&dir->gen->arena, "%s/%s", dir->parent, entry->d_name);
+        if (fd >= 0 && path != NULL)
+            remove_bundle(path);
+        if (fd >= 0)
+            close(fd);
+    }
+    if (parent != NULL)
+        closedir(parent);
+}
+
+static void unlock(struct gen_bundle_dir *dir)
+{
+    if (dir->locked)
+        close(dir->lock);
+    dir->locked = false;
+}
+
+/* False if another build has taken the new folder for left. A file system without locks locks nothing,
+ * and then nothing can be told to be left either. */
+static bool lock_temporary(struct gen_bundle_dir *dir)
+{
+    struct stat info;
+    dir->lock = open(dir->temporary, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    dir->locked = dir->lock >= 0;
+    bool taken = dir->locked && flock(dir->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    return !taken && stat(dir->temporary, &info) == 0;
+}
+
+static int make_temporary(struct gen_bundle_dir *dir, const char *base)
+{
+    for (int tries = 0; tries < 16; tries++) {
+        char *path = arena_printf(&dir->gen->arena, "%s/.%s.XXXXXX", dir->parent, base);
+        if (path == NULL)
+            return ENOMEM;
+        if (mkdtemp(path) == NULL)
+            return errno;
+        dir->temporary = path;
+        if (lock_temporary(dir))
+            return 0;
+        unlock(dir);
+        dir->temporary = NULL;
+    }
+    return EBUSY;
+}
+
 fp8gen_status gen_bundle_begin(struct fp8gen *gen, const char *target, struct gen_bundle_dir *dir)
 {
     const char *base = NULL;
@@ -204,16 +286,15 @@ fp8gen_status gen_bundle_begin(struct fp8gen *gen, const char *target, struct ge
         status = check_target(gen, dir->target);
     if (status != FP8GEN_OK)
         return status;
-    char *path = arena_printf(&gen->arena, "%s/.%s.XXXXXX", dir->parent, base);
-    if (path == NULL)
-        return gen_out_of_memory(gen);
+    remove_left(dir, base);
     hold(dir);
-    dir->temporary = mkdtemp(path);
-    int error = errno;
+    int error = make_temporary(dir, base);
     let_go(dir);
-    if (dir->temporary == NULL)
+    if (error == ENOMEM)
+        return gen_out_of_memory(gen);
+    if (error != 0)
         return fail_system(gen, "make a folder in", dir->parent, error);
-    const char *inner = arena_printf(&gen->arena, "%s/%s", path, FP8_BUNDLE_KERNEL_DIR);
+    const char *inner = arena_printf(&gen->arena, "%s/%s", dir->temporary, FP8_BUNDLE_KERNEL_DIR);
     if (inner == NULL)
         return gen_out_of_memory(gen);
     if (mkdir(inner, 0777) != 0)
@@ -223,6 +304,7 @@ fp8gen_status gen_bundle_begin(struct fp8gen *gen, const char *target, struct ge
 
 void gen_bundle_abandon(struct gen_bundle_dir *dir)
 {
+    unlock(dir);
     if (dir->temporary == NULL)
         return;
     hold(dir);

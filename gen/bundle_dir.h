@@ -2,7 +2,8 @@
  * bundle_dir.h - the folder of a bundle: written aside, then put in its place in one step.
  *
  * Between gen_bundle_begin and gen_bundle_commit everything lies in a temporary folder beside the
- * target. gen_bundle_abandon removes it and may be called at any time, also after a commit.
+ * target. gen_bundle_abandon removes it and may be called at any time, also after a commit; it must be
+ * called in the end. What a killed build of the same target left there is removed by the next begin.
  */
 #ifndef FP8GEN_BUNDLE_DIR_H
 #define FP8GEN_BUNDLE_DIR_H
@@ -16,6 +17,8 @@ struct gen_bundle_dir {
     const char *target; /* as the caller named it, symbolic links resolved */
     const char *parent;
     const char *temporary; /* NULL = nothing to remove */
+    bool locked;           /* by `lock`, a file descriptor */
+    int lock;
 };
 
 /* guard is set (or NULL), the rest of *dir zero. Refuses a target that exists and is neither a bundle with nothing else in it nor an empty folder. */

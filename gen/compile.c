@@ -6,6 +6,8 @@
  * NVRTC writes the current folder into the line table of a cubin, which would make equal kernels
  * differ from folder to folder. A worker therefore takes a current folder of its own (unshare) and
  * goes to "/"; the process's stays as it is. Where the kernel forbids that, only the bytes suffer.
+ *
+ * The longest text first: a large kernel that is begun last keeps one core busy while others idle.
  */
 #include "gen/cache.h"
 
@@ -13,6 +15,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -148,10 +151,44 @@ struct work {
     struct gen_jobs *jobs;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int32_t next;   /* to be taken */
-    int32_t done;   /* finished ... */
-    int32_t *order; /* ... and which, in order */
+    int32_t next;        /* to be taken ... */
+    const int32_t *plan; /* ... and which that is */
+    int32_t done;        /* finished ... */
+    int32_t *order;      /* ... and which, in order */
 };
+
+struct weighed {
+    size_t bytes;
+    int32_t index;
+};
+
+static int heavier(const void *a, const void *b)
+{
+    const struct weighed *x = a, *y = b;
+    if (x->bytes != y->bytes)
+        return x->bytes < y->bytes ? 1 : -1;
+    return x->index - y->index;
+}
+
+/* The jobs by the bytes of text that NVRTC reads, most first; NULL when out of memory. */
+static const int32_t *plan_work(struct fp8gen *gen, const struct gen_jobs *jobs)
+{
+    size_t count = (size_t)jobs->count;
+    struct weighed *list = arena_alloc(&gen->arena, count * sizeof(*list));
+    int32_t *plan = arena_alloc(&gen->arena, count * sizeof(*plan));
+    if (list == NULL || plan == NULL)
+        return NULL;
+    for (int32_t i = 0; i < jobs->count; i++) {
+        const struct gen_job *job = &jobs->list[i];
+        list[i] = (struct weighed){ strlen(job->kernel->body), i };
+        for (int32_t j = 1; j < job->sources->count; j++)
+            list[i].bytes += job->sources->files[j].text.size;
+    }
+    qsort(list, count, sizeof(*list), heavier);
+    for (size_t i = 0; i < count; i++)
+        plan[i] = list[i].index;
+    return plan;
+}
 
 static void *work_thread(void *user)
 {
@@ -160,7 +197,7 @@ static void *work_thread(void *user)
     (void)own_folder;
     pthread_mutex_lock(&work->lock);
     while (work->next < work->jobs->count) {
-        int32_t index = work->next++;
+        int32_t index = work->plan[work->next++];
         pthread_mutex_unlock(&work->lock);
         if (work->jobs->cache != NULL)
             gen_cached_compile(work->jobs->cache, work->nvrtc, &work->jobs->list[index]);
@@ -233,9 +270,10 @@ fp8gen_status gen_run_jobs(struct fp8gen *gen, struct gen_jobs *jobs, int32_t th
         .jobs = jobs,
         .lock = PTHREAD_MUTEX_INITIALIZER,
         .changed = PTHREAD_COND_INITIALIZER,
+        .plan = plan_work(gen, jobs),
         .order = arena_alloc(&gen->arena, (size_t)jobs->count * sizeof(int32_t)),
     };
-    if (work.order == NULL)
+    if (work.order == NULL || work.plan == NULL)
         return gen_out_of_memory(gen);
     fp8gen_status status =
         run_threads(gen, &work, thread_count(threads, jobs->count), progress, user);

@@ -10,8 +10,8 @@
 
 #include "gen/plan.h"
 
-/* NVRTC older than this is refused: sm_90a and C++17 came with 12.0. */
-enum { GEN_NVRTC_MAJOR_MIN = 12 };
+/* NVRTC older than 12.1 is refused: it knows no conversion to FP8 for sm_90 (PTX 8.1). */
+enum { GEN_NVRTC_MAJOR_MIN = 12, GEN_NVRTC_MINOR_MIN = 1 };
 
 /* A template or a header as NVRTC knows it and as people do. */
 struct gen_source {

@@ -41,7 +41,7 @@ static const char *const sonames[] = { "libnvrtc.so.13", "libnvrtc.so.12", NULL 
 static const struct fp8_dynlib_spec nvrtc_spec = { "NVRTC", "FP8_NVRTC_PATH", sonames, true };
 
 #define HINT_MISSING                                                                               \
-    "install the CUDA toolkit's NVRTC (12.0 or newer); without it, --arch none builds a bundle "   \
+    "install the CUDA toolkit's NVRTC (12.1 or newer); without it, --arch none builds a bundle "   \
     "for the host alone"
 
 static fp8gen_status read_version(struct fp8gen *gen, struct gen_nvrtc *nvrtc)
@@ -51,11 +51,13 @@ static fp8gen_status read_version(struct fp8gen *gen, struct gen_nvrtc *nvrtc)
         return gen_fail(gen, FP8GEN_ERR_MACHINE, HINT_MISSING, "%s does not tell its version",
                         nvrtc->library.path);
     snprintf(nvrtc->version, sizeof(nvrtc->version), "%d.%d", major, minor);
-    if (major < GEN_NVRTC_MAJOR_MIN)
-        return gen_fail(gen, FP8GEN_ERR_MACHINE,
-                        "install a newer toolkit, or set FP8_NVRTC_PATH to its libnvrtc",
-                        "NVRTC %s (%s) is too old: %d.0 is the first that compiles for sm_90a",
-                        nvrtc->version, nvrtc->library.path, GEN_NVRTC_MAJOR_MIN);
+    if (major < GEN_NVRTC_MAJOR_MIN ||
+        (major == GEN_NVRTC_MAJOR_MIN && minor < GEN_NVRTC_MINOR_MIN))
+        return gen_fail(
+            gen, FP8GEN_ERR_MACHINE,
+            "install a newer toolkit, or set FP8_NVRTC_PATH to its libnvrtc",
+            "NVRTC %s (%s) is too old: %d.%d is the first that converts to FP8 on sm_90a",
+            nvrtc->version, nvrtc->library.path, GEN_NVRTC_MAJOR_MIN, GEN_NVRTC_MINOR_MIN);
     return FP8GEN_OK;
 }
 

@@ -18,25 +18,27 @@ __device__ __forceinline__ target_t combine(target_t old, source_t x) {
     return from_float<target_t>(accumulate ? to_float(old) + to_float(x) : to_float(x));
 }
 
-// Columns [first, first + n * threads * steps) of one row, n elements an access.
+// Columns [first, first + n * threads * steps) of one row, n elements an access; the segment that holds
+// the row's end also takes the columns past its last whole access, one a thread.
 template <int n>
 __device__ __forceinline__ void copy_segment(const source_t *source, target_t *target, i64 first,
                                              i64 cols) {
+    i64 whole = cols & ~i64(n - 1);
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
         i64 j = first + i64(i * threads + threadIdx.x) * n;
-        if (j + n <= cols) {
+        if (j < whole) {
             source_pack<n> s = *reinterpret_cast<const source_pack<n> *>(source + j);
             pack<n> t = {};
             if (accumulate) t = *reinterpret_cast<const pack<n> *>(target + j);
 #pragma unroll
             for (int k = 0; k < n; ++k) t.e[k] = combine(t.e[k], s.e[k]);
             *reinterpret_cast<pack<n> *>(target + j) = t;
-        } else {
-            for (; j < cols; ++j)
-                target[j] = combine(accumulate ? target[j] : target_t{}, source[j]);
         }
     }
+    i64 j = whole + threadIdx.x;
+    if (n > 1 && j < cols && first + n * threads * steps >= cols)
+        target[j] = combine(accumulate ? target[j] : target_t{}, source[j]);
 }
 
 template <int n>
@@ -53,10 +55,12 @@ __device__ __forceinline__ void copy(const source_t *source, i64 source_ld, targ
 extern "C" __global__ void __launch_bounds__(threads, 4)
     $entry(const source_t *source, i64 source_ld, target_t *target, i64 target_ld, i64 rows,
            i64 cols) {
-    switch (access_bytes<target_t>(target, rows > 1 ? target_ld : 0) / sizeof(target_t)) {
-    case 8: // bf16 only
-        copy<16 / sizeof(target_t)>(source, source_ld, target, target_ld, rows, cols);
-        break;
+    constexpr int widest = 16 / sizeof(target_t);
+    int width = access_bytes<target_t>(target, rows > 1 ? target_ld : 0) / int(sizeof(target_t));
+    if constexpr (widest > 4) {
+        if (width == widest) return copy<widest>(source, source_ld, target, target_ld, rows, cols);
+    }
+    switch (width) {
     case 4: copy<4>(source, source_ld, target, target_ld, rows, cols); break;
     case 2: copy<2>(source, source_ld, target, target_ld, rows, cols); break;
     default: copy<1>(source, source_ld, target, target_ld, rows, cols); break;

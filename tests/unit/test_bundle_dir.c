@@ -12,11 +12,13 @@
 #include <cmocka.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <ftw.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -259,6 +261,42 @@ static void test_unwritable(void **state)
     build(in_scratch("locked/bundle"), FP8GEN_ERR_MACHINE, "Permission denied");
 }
 
+static void make_left(const char *name, const char *file)
+{
+    char path[64];
+    mkdir(in_scratch(name), 0700);
+    snprintf(path, sizeof(path), "%s/kernels", name);
+    mkdir(in_scratch(path), 0700);
+    snprintf(path, sizeof(path), "%s/%s", name, file);
+    put(in_scratch(path), "half");
+}
+
+/* A killed build cannot tidy up: the next one of the same target does, and leaves what still lives and
+ * what is no bundle's. */
+static void test_left_by_killed_builds(void **state)
+{
+    (void)state;
+    make_left(".out.aaaaaa", "kernels/x.cubin");
+    make_left(".out.bbbbbb", "manifest.json");
+    make_left(".out.living", "kernels/x.cubin");
+    make_left(".out.other1", "thesis.tex");
+    make_left(".out.toolong", "manifest.json");
+    make_left(".another.aaaaaa", "manifest.json");
+    int living = open(in_scratch(".out.living"), O_RDONLY | O_DIRECTORY);
+    assert_int_equal(flock(living, LOCK_EX | LOCK_NB), 0);
+    build(in_scratch("out"), FP8GEN_OK, "");
+    assert_false(exists(in_scratch(".out.aaaaaa")));
+    assert_false(exists(in_scratch(".out.bbbbbb")));
+    assert_true(exists(in_scratch(".out.living/kernels/x.cubin")));
+    assert_true(exists(in_scratch(".out.other1/thesis.tex")));
+    assert_true(exists(in_scratch(".out.toolong/manifest.json")));
+    assert_true(exists(in_scratch(".another.aaaaaa/manifest.json")));
+    assert_int_equal(entries(scratch), 5);
+    close(living);
+    build(in_scratch("out"), FP8GEN_OK, "");
+    assert_int_equal(entries(scratch), 4);
+}
+
 static void test_full_disk(void **state)
 {
     (void)state;
@@ -373,13 +411,10 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASE(test_what_is_written),
-        CASE(test_replacing),
-        CASE(test_refused_targets),
-        CASE(test_unwritable),
-        CASE(test_full_disk),
-        CASE(test_wrong_options),
-        CASE(test_race),
+        CASE(test_what_is_written),       CASE(test_replacing),
+        CASE(test_refused_targets),       CASE(test_unwritable),
+        CASE(test_left_by_killed_builds), CASE(test_full_disk),
+        CASE(test_wrong_options),         CASE(test_race),
         CASE(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

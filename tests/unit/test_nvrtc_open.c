@@ -129,7 +129,7 @@ static void test_old_and_broken(void **state)
         skip();
     }
     setenv("FP8_NVRTC_PATH", in_folder("old.so"), 1);
-    const char *const old[] = { "NVRTC 11.8 (", "old.so) is too old: 12.0 is the first", NULL };
+    const char *const old[] = { "NVRTC 11.8 (", "old.so) is too old: 12.1 is the first", NULL };
     expect_build("sm_90a", FP8GEN_ERR_MACHINE, old);
     setenv("FP8_NVRTC_PATH", in_folder("broken.so"), 1);
     const char *const arch[] = { "NVRTC 12.8 (", "does not compile for sm_100a",
