@@ -173,6 +173,8 @@ struct cli_spec {
     const char *tuning; /* a tuning file; NULL = none */
     const char *
         gemm; /* "generated", "cublaslt" or a configuration for every GEMM; NULL = the plan's choice */
+    const char *fsdp;   /* ranks; NULL = as the spec says */
+    const char *shrink; /* "true": dims cut (shrink.lua); NULL = as the spec says */
 };
 
 /* Opens a session and loads the spec, and prints nothing. *gen is left open for its diagnostics where it

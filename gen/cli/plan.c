@@ -21,6 +21,8 @@ struct values {
     const char *recipe;
     const char *tuning;
     const char *gemm;
+    const char *fsdp;
+    int64_t rank; /* -1: of none */
 };
 
 static const struct cli_option options[] = {
@@ -43,6 +45,18 @@ static const struct cli_option options[] = {
       .metavar = "NAME",
       .doc = "plan with this recipe instead of the spec's",
       .offset = offsetof(struct values, recipe) },
+    { .name = "fsdp",
+      .kind = CLI_TEXT,
+      .metavar = "F",
+      .doc = "F ranks share the weights, whatever the spec's mesh says",
+      .offset = offsetof(struct values, fsdp) },
+    { .name = "rank",
+      .kind = CLI_NUMBER,
+      .metavar = "R",
+      .doc = "what rank R of the mesh holds, from 0",
+      .offset = offsetof(struct values, rank),
+      .max = 4095,
+      .fallback = -1 },
     CLI_OPTION_TUNING(struct values),
     CLI_OPTION_GEMM(struct values),
     { .name = NULL },
@@ -320,6 +334,114 @@ static void print_choices(const json_t *layer)
     cli_table_destroy(table);
 }
 
+/* ---- ranks ---------------------------------------------------------------------------------------------- */
+
+/* The rows of w that a rank holds. */
+static int64_t rows_of_rank(const json_t *layer, int64_t rank, int64_t *first)
+{
+    int64_t n = integer_of(layer, "out_features");
+    int64_t chunk = integer_of(json_object_get(layer, "shard"), "rows");
+    *first = rank * chunk < n ? rank * chunk : n;
+    return n - *first < chunk ? n - *first : chunk;
+}
+
+static void print_shards(const json_t *layer, int64_t ranks, int64_t rank)
+{
+    int64_t first, n = integer_of(layer, "out_features"), k = integer_of(layer, "in_features");
+    int64_t chunk = integer_of(json_object_get(layer, "shard"), "rows");
+    if (ranks == 1)
+        return;
+    if (rank >= 0) {
+        int64_t rows = rows_of_rank(layer, rank, &first);
+        printf("  rank %" PRId64 " of %" PRId64 ": ", rank, ranks);
+        if (rows)
+            printf("rows %" PRId64 " to %" PRId64 " of w, w and dw shards [%" PRId64 ",%" PRId64 "]\n",
+                   first, first + rows - 1, rows, k);
+        else
+            printf("no rows of w\n");
+        return;
+    }
+    int64_t full = n / chunk, rest = n % chunk, empty = ranks - full - (rest > 0);
+    printf("  shards of w: %" PRId64 " of [%" PRId64 ",%" PRId64 "]", full, chunk, k);
+    if (rest)
+        printf(", one of [%" PRId64 ",%" PRId64 "]", rest, k);
+    if (empty)
+        printf(", %" PRId64 " empty", empty);
+    printf("\n");
+}
+
+/* Names of layers, as many as a table's cell takes. */
+static void layers_cell(struct cli_table *table, const json_t *names)
+{
+    char text[64] = "";
+    size_t index;
+    json_t *name;
+    json_array_foreach(names, index, name)
+    {
+        size_t used = strlen(text);
+        const char *word = json_string_value(name);
+        if (index > 0 && used + strlen(word) + 6 > 48) {
+            snprintf(text + used, sizeof text - used, ", ...");
+            break;
+        }
+        snprintf(text + used, sizeof text - used, "%s%.40s", index ? ", " : "", word);
+    }
+    cli_table_cell(table, CLI_PLAIN, "%s", text);
+}
+
+static void print_collectives(const json_t *plan)
+{
+    static const char *const columns[] = { "pass",  "collective",   "layers",
+                                           "dtype", ">bytes a rank", ">predicted" };
+    const json_t *list = json_object_get(plan, "collectives");
+    struct cli_table *table = list ? cli_table_create(columns, 6) : NULL;
+    char text[32];
+    size_t index;
+    json_t *item;
+    if (!table)
+        return;
+    printf("collectives of one step, in the order of every rank (layers counted once):\n");
+    json_array_foreach(list, index, item)
+    {
+        cli_table_cell(table, CLI_PLAIN, "%s", text_of(item, "pass"));
+        cli_table_cell(table, CLI_PLAIN, "%s", text_of(item, "op"));
+        layers_cell(table, json_object_get(item, "layers"));
+        cli_table_cell(table, CLI_PLAIN, "%s", text_of(item, "dtype"));
+        cli_table_cell(table, CLI_PLAIN, "%s", cli_format_bytes(text, number_of(item, "bytes")));
+        bool known = json_is_number(json_object_get(item, "seconds"));
+        cli_table_cell(table, CLI_PLAIN, "%s",
+                       known ? cli_format_seconds(text, number_of(item, "seconds")) : "-");
+    }
+    cli_table_print(table, 2);
+    cli_table_destroy(table);
+    printf("\n");
+}
+
+/* Puts a rank and its rows into the plan. */
+static int choose_rank(json_t *plan, int64_t rank)
+{
+    int64_t first, ranks = integer_of(json_object_get(plan, "mesh"), "fsdp");
+    size_t index;
+    json_t *layer;
+    if (rank >= ranks) {
+        cli_error("--rank %" PRId64 ": the mesh has %" PRId64 " rank%s, from 0", rank, ranks,
+                  ranks == 1 ? "" : "s");
+        cli_hint("--fsdp F plans for F ranks");
+        return CLI_USAGE;
+    }
+    bool good = json_object_set_new(plan, "rank", json_integer(rank)) == 0;
+    json_array_foreach(json_object_get(plan, "layers"), index, layer)
+    {
+        json_t *shard = json_object_get(layer, "shard");
+        int64_t count = rows_of_rank(layer, rank, &first);
+        good = good && json_object_set_new(shard, "first", json_integer(first)) == 0 &&
+               json_object_set_new(shard, "count", json_integer(count)) == 0;
+    }
+    if (!good)
+        cli_error("out of memory");
+    return good ? CLI_DONE : CLI_MACHINE;
+}
+
 /* ---- layers ------------------------------------------------------------------------------------------- */
 
 static void print_heading(const json_t *layer)
@@ -340,7 +462,7 @@ static void print_heading(const json_t *layer)
            integer_of(layer, "max_tokens"));
 }
 
-static struct cost print_layer(const json_t *plan, const json_t *layer)
+static struct cost print_layer(const json_t *plan, const json_t *layer, int64_t rank)
 {
     static const char *const columns[] = { "pass",  "step",   "kernel", "dtype",
                                            "shape", ">moved", ">FLOPs", ">predicted" };
@@ -359,6 +481,7 @@ static struct cost print_layer(const json_t *plan, const json_t *layer)
     cli_table_print(table, 2);
     cli_table_destroy(table);
     print_choices(layer);
+    print_shards(layer, integer_of(json_object_get(plan, "mesh"), "fsdp"), rank);
     printf("  memory: quantised weight %s, saved for backward %s, gradient %s\n\n",
            cli_format_bytes(a, operand_bytes(layer, "w", true)),
            cli_format_bytes(b, operand_bytes(layer, "x", false)),
@@ -366,7 +489,7 @@ static struct cost print_layer(const json_t *plan, const json_t *layer)
     return sum;
 }
 
-static void print_plan(const json_t *plan)
+static void print_plan(const json_t *plan, int64_t rank)
 {
     const json_t *mesh = json_object_get(plan, "mesh");
     struct cost total = { 0 };
@@ -376,13 +499,14 @@ static void print_plan(const json_t *plan)
     char a[32], b[32], c[32];
     json_array_foreach(json_object_get(plan, "layers"), index, layer)
     {
-        struct cost cost = print_layer(plan, layer);
+        struct cost cost = print_layer(plan, layer, rank);
         double count = (double)integer_of(layer, "count");
         instances += integer_of(layer, "count");
         total.bytes += cost.bytes * count;
         total.flops += cost.flops * count;
         total.seconds += cost.seconds * count;
     }
+    print_collectives(plan);
     printf("%s%s%s: %" PRId64 " layers, %zu kernels, tensor %" PRId64 ", fsdp %" PRId64
            "; one step moves %s, computes %s, predicted %s\n",
            cli_style_on(CLI_BOLD), text_of(plan, "model"), cli_style_off(), instances,
@@ -427,11 +551,13 @@ static int show(const struct values *values, const char *text)
         return CLI_BUG;
     }
     int code = values->layer ? choose_layer(plan, values->layer) : CLI_DONE;
+    if (!code && values->rank >= 0)
+        code = choose_rank(plan, values->rank);
     if (!code && values->json) {
         json_dumpf(plan, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
         putchar('\n');
     } else if (!code)
-        print_plan(plan);
+        print_plan(plan, values->rank);
     json_decref(plan);
     return code;
 }
@@ -443,7 +569,8 @@ static int run(const void *v, int count, char **operands)
                              .tokens = values->tokens,
                              .recipe = values->recipe,
                              .tuning = values->tuning,
-                             .gemm = values->gemm };
+                             .gemm = values->gemm,
+                             .fsdp = values->fsdp };
     fp8gen *gen;
     const char *json;
     (void)count;

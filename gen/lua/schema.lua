@@ -208,7 +208,7 @@ local sharding = { tensor = tensor_parallel, sequence_parallel = tensor_parallel
 schema.other_fields = { layer = sharding, model = sharding }
 
 -- Values that fp8gen_override may set.
-schema.overrides = { "tokens", "max_tokens", "recipe", "gemm", "fsdp" }
+schema.overrides = { "tokens", "max_tokens", "recipe", "gemm", "fsdp", "shrink" }
 
 schema.max_layers = 4096
 schema.name_max = 64

@@ -17,11 +17,13 @@ local locate = require "locate"
 local report = require "report"
 local sandbox = require "sandbox"
 local schema = require "schema"
+local shrink = require "shrink"
 
 local spec = {}
 
 local overrides = {}
 local forced_gemm
+local shrunk = false
 
 function spec.begin(source)
     local load = {
@@ -237,6 +239,9 @@ function spec.finish(load, count, value)
     if problems then
         error(problems, 0)
     end
+    if shrunk then
+        shrink.model(model)
+    end
     local lines = {}
     canonical(model, "model", lines)
     return model, table.concat(lines, "\n") .. "\n"
@@ -267,6 +272,12 @@ function spec.override(name, text)
             error({ message = problem, hint = hint }, 0)
         end
         forced_gemm = text
+        return
+    elseif name == "shrink" then
+        if text ~= "true" then
+            error({ message = ("'shrink' must be 'true', not '%s'"):format(text) }, 0)
+        end
+        shrunk = true
         return
     end
     local field = schema.field("layer", name) or schema.field("mesh", name)

@@ -243,13 +243,39 @@ static void test_payload(void **state)
             "assert(shard.multiple { name = 'current' } == 1)\n");
 }
 
+static void test_shrink(void **state)
+{
+    (void)state;
+    run_lua(PRELUDE
+            "local shrink = require 'shrink'\n"
+            "for _, n in ipairs { 28672, 128256, 151936, 4097, 14336, 6144, 7168, 576 } do\n"
+            "    dims[#dims + 1] = n\n"
+            "end\n"
+            "for _, n in ipairs(dims) do\n"
+            "    local k = shrink.dim(n, 128, 128)\n"
+            "    assert(k <= n and k < 256 and k % 128 == n % 128)\n"
+            "    for ranks = 1, 16 do for _, multiple in ipairs { 1, 128 } do\n"
+            "        local cut = shrink.sharded(n, ranks, multiple)\n"
+            "        assert(cut <= n and cut % 128 == n % 128 and cut % ranks == n % ranks)\n"
+            "        assert(cut < 128 * ranks * (multiple == 1 and 2 or ranks + 1), cut)\n"
+            "        local chunk, small = shard.chunk(n, ranks, multiple), shard.chunk(cut, ranks, multiple)\n"
+            "        for rank = 0, ranks - 1 do\n"
+            "            local _, had = shard.part(n, ranks, rank, multiple)\n"
+            "            local _, has = shard.part(cut, ranks, rank, multiple)\n"
+            "            assert((had == 0) == (has == 0) and (had == chunk) == (has == small),\n"
+            "                ('%d -> %d on %d of %d'):format(n, cut, rank, ranks))\n"
+            "        end\n"
+            "    end end\n"
+            "end\n");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parts_tile),   cmocka_unit_test(test_known_parts),
         cmocka_unit_test(test_weights_tile), cmocka_unit_test(test_groups),
         cmocka_unit_test(test_pieces),       cmocka_unit_test(test_collectives),
-        cmocka_unit_test(test_payload),
+        cmocka_unit_test(test_payload),      cmocka_unit_test(test_shrink),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
