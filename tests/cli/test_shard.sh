@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Ranks that share weights: what plan says of them, and which ranks there are.
+. tests/cli/harness.sh
+spec=specs/debug_vocab2556.lua
+
+case_of "a plan for ranks says who holds what, and the collectives"
+run fp8gen plan $spec --fsdp 8
+expect_code 0
+expect_out_has "shards of w: 7 of [320,512], one of [316,512]"
+expect_out_has "shards of w: 1 of [1,1], 7 empty"
+expect_out_has "fsdp 8"
+for word in all_reduce_max all_gather reduce_scatter; do
+    expect_out_has "$word"
+done
+run fp8gen plan $spec
+expect_code 0
+expect_out_has "fsdp 1"
+if grep -q "shards of w\|all_gather" "$out"; then fail "no ranks expected"; fi
+
+case_of "one rank of them"
+run fp8gen plan $spec --fsdp 8 --rank 7 --layer head
+expect_code 0
+expect_out_has "rank 7 of 8: rows 2240 to 2555 of w, w and dw shards [316,512]"
+run fp8gen plan $spec --fsdp 8 --rank 3 --layer gate
+expect_out_has "rank 3 of 8: no rows of w"
+run fp8gen plan $spec --fsdp 8 --rank 8
+expect_code 2
+expect_err_has "--rank 8: the mesh has 8 ranks, from 0"
+
+case_of "as JSON: the same plan for all ranks, and a rank's rows"
+run fp8gen plan $spec --fsdp 3 --rank 1 --layer head --json
+expect_code 0
+for word in '"rank": 1' '"first": 852' '"count": 852' '"rows": 852' '"fsdp": 3'; do
+    expect_out_has "$word"
+done
+
+case_of "a number of ranks that is none"
+for ranks in 0 5000 two; do
+    run fp8gen plan $spec --fsdp $ranks
+    expect_code 2
+    expect_err_has "fsdp"
+done
+
+finish
