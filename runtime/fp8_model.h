@@ -1,0 +1,549 @@
+/*
+ * fp8_model.h - weight parallel (FSDP, ZeRO-3) on top of fp8.h: communicators, shards, the model.
+ *
+ * Every rank holds rows of each weight. After the optimizer step the rows are quantised with the amax
+ * of the whole weight (one all-reduce for all layers); before a pass the FP8 bytes of all ranks are
+ * gathered, and after it the gradient is reduce-scattered. Three layers, each usable without the next:
+ *
+ *     comm      all_gather of bytes, reduce_scatter, all_reduce_max over ranks: NCCL (own or adopted), or
+ *               threads of one process
+ *     shard     quantise my shard, unpack what was gathered: for an engine that gathers itself
+ *     model     layers + comm: gathers ahead on a stream of its own, and hooks for everything else
+ *
+ * The laws of fp8.h hold here. In addition:
+ *   - All ranks of a communicator make the same collective calls in the same order. A rank that does
+ *     not is found: at once by the local communicator, by the timeout over NCCL. The call then fails
+ *     on the others with a sentence that names rank, layer and collective; nothing hangs.
+ *   - A communicator that failed stays failed: FP8_ERR_COMM or FP8_ERR_TIMEOUT from every later call.
+ *     Destroy it, and start again.
+ *   - A comm, and a model, is used by one thread at a time.
+ */
+#ifndef FP8_MODEL_H
+#define FP8_MODEL_H
+
+#include "fp8.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- communicators ---------------------------------------------------------------------------- */
+
+typedef struct fp8_comm fp8_comm;
+typedef struct fp8_comm_group fp8_comm_group;
+
+/* Names a communicator that is about to be made; as ncclUniqueId. */
+typedef struct fp8_comm_id {
+    char bytes[128];
+} fp8_comm_id;
+
+/* A new id, made on one rank and carried to the others by any means. Opens NCCL. FP8_ERR_LIBRARY. */
+FP8_API fp8_status fp8_comm_id_create(fp8_comm_id *id);
+
+/* Who this process is, as torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE), mpirun
+ * (OMPI_COMM_WORLD_*, PMI_*, MPI_LOCAL*) or srun (SLURM_*) say it in the environment. */
+typedef struct fp8_comm_place {
+    uint32_t size; /* sizeof(fp8_comm_place), set by the caller */
+    int32_t rank;
+    int32_t ranks;
+    int32_t local_rank;  /* on this node: the usual device ordinal */
+    int32_t local_ranks; /* on this node; 0 if the launcher does not say */
+    uint32_t reserved0;
+    const char *launcher; /* "torchrun", "mpirun", "srun" */
+    char file[512];       /* for fp8_comm_options.file: FP8_COMM_FILE, else one in TMPDIR (or /tmp)
+                           * named after the run; "" if ranks are on other nodes and FP8_COMM_FILE,
+                           * which must be on a file system that all see, is not set */
+    uint64_t reserved[4];
+} fp8_comm_place;
+
+#define FP8_COMM_PLACE_INIT                                                                        \
+    {                                                                                              \
+        sizeof(fp8_comm_place), 0, 0, 0, 0, 0, NULL, { 0 },                                        \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
+    }
+
+/* FP8_ERR_NOT_FOUND: no launcher's variables are set; FP8_ERR_ARGUMENT: they contradict each other. */
+FP8_API fp8_status fp8_comm_environment(fp8_comm_place *place);
+
+enum {
+    FP8_COMM_NO_COPY_ENGINE =
+        1u, /* gathers by NCCL's kernels even where the copy engine could do it */
+    FP8_COMM_NO_WATCHDOG =
+        2u, /* no thread: failures are found by fp8_comm_poll and fp8_comm_wait */
+};
+
+typedef struct fp8_comm_options {
+    uint32_t size;
+    int32_t rank;
+    int32_t ranks;
+    uint32_t flags;         /* FP8_COMM_* */
+    double timeout_seconds; /* for joining, and for a collective to finish; 0 = 120 */
+    const fp8_comm_id *id;  /* give this, or */
+    const char *file; /* the path through which rank 0 hands its id to the others: any path that all
+                             * ranks can write; left-overs of earlier runs do no harm. Not needed for
+                             * ranks = 1 */
+    const char *name; /* in messages: "fsdp" (the default) */
+    uint64_t reserved[4];
+} fp8_comm_options;
+
+#define FP8_COMM_OPTIONS_INIT                                                                      \
+    {                                                                                              \
+        sizeof(fp8_comm_options), 0, 1, 0, 0.0, NULL, NULL, NULL,                                  \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
+    }
+
+/* One rank of a communicator over NCCL, on the context's device. Blocks until all ranks have come; the
+ * others' threads or processes must be calling too. ranks = 1 needs no NCCL and works on the host.
+ * NCCL is opened as the other libraries are (FP8_NCCL_PATH), its communicator is non-blocking, and a
+ * thread watches it: on an error of NCCL or a collective that is not done in time it is aborted, so
+ * that streams that wait for it go on. The context must outlive it.
+ * FP8_ERR_LIBRARY; FP8_ERR_TIMEOUT: which ranks did not come; FP8_ERR_COMM; FP8_ERR_UNSUPPORTED: a host
+ * context and ranks > 1 (fp8_comm_join is for that). */
+FP8_API fp8_status fp8_comm_create(fp8_context *context, const fp8_comm_options *options,
+                                   fp8_comm **comm);
+
+/* Address of a function of the caller's NCCL ("ncclAllGather"), NULL if it has none. */
+typedef void *(*fp8_comm_symbol)(void *user, const char *name);
+
+typedef struct fp8_comm_adopt_args {
+    uint32_t size;
+    uint32_t flags;
+    void *nccl_comm; /* an ncclComm_t on the context's device; borrowed until fp8_comm_destroy */
+    fp8_comm_symbol
+        symbol; /* where NCCL's functions are; NULL: the NCCL in the process. Needed where the
+                             * caller's NCCL is linked statically or under another name */
+    void *symbol_user;
+    int32_t nccl_version; /* of the NCCL that made it, as ncclGetVersion; 0 = not known */
+    uint32_t reserved0;
+    double timeout_seconds;
+    const char *name;
+    uint64_t reserved[4];
+} fp8_comm_adopt_args;
+
+#define FP8_COMM_ADOPT_ARGS_INIT                                                                   \
+    {                                                                                              \
+        sizeof(fp8_comm_adopt_args), 0, NULL, NULL, NULL, 0, 0, 0.0, NULL,                         \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
+    }
+
+/* Uses a communicator of the caller's. It is never aborted, finalised or destroyed here, also not after a
+ * timeout: calls then fail, and the caller aborts it. No other thread may use it at the same time.
+ * FP8_ERR_LIBRARY: the NCCL found is not of nccl_version: two copies would meet one communicator. */
+FP8_API fp8_status fp8_comm_adopt(fp8_context *context, const fp8_comm_adopt_args *args,
+                                  fp8_comm **comm);
+
+/* A meeting point of `ranks` threads of this process. Destroy it after all that joined. */
+FP8_API fp8_status fp8_comm_group_create(int32_t ranks, double timeout_seconds,
+                                         fp8_comm_group **group);
+FP8_API void fp8_comm_group_destroy(fp8_comm_group *group);
+
+/* This thread becomes a rank of the group: all on host contexts (one shared context, or one each), or each
+ * on the context of another GPU (over NCCL). Blocks until all have joined. On the host a collective is
+ * done when the call returns, sums are over ranks in ascending order in fp32, and a rank that makes
+ * another call, fails or leaves is an error on all at once. A rank calls from one thread at a time. */
+FP8_API fp8_status fp8_comm_join(fp8_comm_group *group, fp8_context *context, int32_t rank,
+                                 const char *name, fp8_comm **comm);
+
+/* Ends this rank. Never waits for other ranks; enqueued work must be done (fp8_comm_wait). */
+FP8_API void fp8_comm_destroy(fp8_comm *comm);
+
+typedef struct fp8_comm_info {
+    uint32_t size; /* set by the caller */
+    int32_t rank;
+    int32_t ranks;
+    uint32_t is_owned;       /* 0: adopted */
+    uint32_t is_copy_engine; /* memory of fp8_comm_alloc is gathered without SMs */
+    int32_t version;         /* of NCCL (23203 = 2.32.3); 0: none in use */
+    const char *transport;   /* "nccl", "local" */
+    const char *path; /* of NCCL, "" if not known; lives as long as the comm, like the next */
+    const char *name;
+    uint64_t reserved[4];
+} fp8_comm_info;
+
+FP8_API fp8_status fp8_comm_describe(const fp8_comm *comm, fp8_comm_info *info);
+
+/* Memory for collectives of this communicator: from ncclMemAlloc and registered as a symmetric window where
+ * NCCL (2.28 and newer) and the node can, so that copy engines gather it; else like fp8_memory_alloc. FP8_LOG
+ * says which and why. All ranks call it in the same order with the same bytes. Blocks; allocates. */
+FP8_API fp8_status fp8_comm_alloc(fp8_comm *comm, size_t bytes, void **memory);
+/* Every rank frees what it allocated, in the same order, before fp8_comm_destroy. */
+FP8_API void fp8_comm_free(fp8_comm *comm, void *memory);
+
+/* One piece of a gather: this rank's `bytes` at send go to recv + rank * bytes on all ranks.
+ * In place if send is recv + rank * bytes. bytes is the same on all ranks and may be 0. */
+typedef struct fp8_gather_part {
+    const void *send;
+    void *recv; /* ranks * bytes */
+    size_t bytes;
+} fp8_gather_part;
+
+/* One piece of a sum: recv[0..count) = sum over ranks of their send[rank * count + i], or the average. */
+typedef struct fp8_reduce_part {
+    const void *send; /* ranks * count elements */
+    void *recv;       /* count elements; may be send + rank * count */
+    size_t count;
+    fp8_dtype dtype; /* bf16, fp16 or fp32. Sums of FP8 are refused: FP8_ERR_DTYPE */
+    uint32_t average;
+} fp8_reduce_part;
+
+/* All parts form one operation. `label` says what is moved ("w of layer 'qkv'") in messages and is copied.
+ * FP8_ERR_COMM, FP8_ERR_TIMEOUT, FP8_ERR_ARGUMENT. */
+FP8_API fp8_status fp8_comm_all_gather(fp8_comm *comm, const fp8_gather_part *parts,
+                                       size_t part_count, const char *label, fp8_stream stream);
+FP8_API fp8_status fp8_comm_reduce_scatter(fp8_comm *comm, const fp8_reduce_part *parts,
+                                           size_t part_count, const char *label, fp8_stream stream);
+/* values[i] = maximum over ranks, in place; NaN is not a maximum. For amaxes: -1 says "did not run". */
+FP8_API fp8_status fp8_comm_all_reduce_max(fp8_comm *comm, float *values, size_t count,
+                                           const char *label, fp8_stream stream);
+
+/* Whether everything is well so far: errors of NCCL, time. Never blocks. */
+FP8_API fp8_status fp8_comm_poll(fp8_comm *comm);
+/* fp8_stream_synchronize for streams with collectives: returns with the error where that would hang. */
+FP8_API fp8_status fp8_comm_wait(fp8_comm *comm, fp8_stream stream);
+/* For a rank that cannot go on: fails the communicator here with `why`, at once on all ranks of a local
+ * group; over NCCL the others run into their timeout (or NCCL's own error). */
+FP8_API void fp8_comm_abort(fp8_comm *comm, const char *why);
+/* Compares a text of at most 255 bytes over all ranks. Blocks. FP8_ERR_COMM on every rank if they differ,
+ * with both texts and the ranks: for hashes of specs, versions. */
+FP8_API fp8_status fp8_comm_agree(fp8_comm *comm, const char *what, const char *text);
+
+/* ---- shards: for an engine that gathers itself -------------------------------------------------- */
+
+typedef enum fp8_shard_kind {
+    FP8_SHARD_ROWS = 0, /* whole rows of w[N,K] */
+    FP8_SHARD_ELEMENTS =
+        1, /* a range of w's elements in row-major order, cut anywhere; recipes with one
+                             * scale a tensor only */
+} fp8_shard_kind;
+
+/* Part `rank` of `ranks` equal ones; the last may be short, those behind it empty. */
+typedef struct fp8_sharding {
+    uint32_t size;
+    fp8_shard_kind kind;
+    int32_t rank;
+    int32_t ranks;
+    uint64_t reserved[2];
+} fp8_sharding;
+
+#define FP8_SHARDING_INIT                                                                          \
+    {                                                                                              \
+        sizeof(fp8_sharding), FP8_SHARD_ROWS, 0, 1,                                                \
+        {                                                                                          \
+            0, 0                                                                                   \
+        }                                                                                          \
+    }
+
+/* The shard of a rank: [first, first + count), in rows or elements, of chunks of `chunk`:
+ * chunk = ceil(N / ranks) rows (for 128x128 scaling rounded up to 128), or ceil(N K / ranks) elements;
+ * first = min(rank * chunk, all), count = min(chunk, all - first). Pure arithmetic; each pointer may be
+ * NULL. FP8_ERR_ARGUMENT; FP8_ERR_UNSUPPORTED: elements, and the recipe has more than one scale. */
+FP8_API fp8_status fp8_shard_range(const fp8_layer *layer, const fp8_sharding *sharding,
+                                   int64_t *first, int64_t *count, int64_t *chunk);
+
+/* Bytes of a quantised shard, the same for all ranks, a multiple of 256. What they hold, in this order:
+ *     scales   float32[16] as in an operand, 256 bytes
+ *     data     rows: chunk rows of roundup(K,128) bytes; elements: chunk bytes (then to 256 bytes)
+ * Unused rows and bytes are zero. Gather it as bytes. */
+FP8_API fp8_status fp8_shard_bytes(const fp8_layer *layer, const fp8_sharding *sharding,
+                                   size_t *bytes);
+
+/* What is quantised, or looked at. */
+typedef struct fp8_shard_args {
+    uint32_t size;
+    uint32_t reserved0;
+    int64_t
+        count; /* rows or elements here; at most the chunk. An engine with ranges of its own takes any */
+    const fp8_sharding *sharding;
+    const fp8_tensor
+        *source; /* w_dtype: [count, K], or for elements [1, count]; NULL if count is 0 */
+    float *
+        amax; /* device. shard_amax: receives the largest finite |w| of the shard. shard_quantize: the
+                  * amax of the whole weight, read in stream order */
+    void *shard; /* shard_quantize: fp8_shard_bytes, 16-byte aligned; written whole */
+    size_t shard_bytes;
+    uint32_t *found_inf; /* shard_amax: set to 1 if the shard holds inf or NaN; may be NULL */
+    fp8_call call;       /* workspace as for the layer with 0 tokens */
+    uint64_t reserved[4];
+} fp8_shard_args;
+
+#define FP8_SHARD_ARGS_INIT                                                                        \
+    {                                                                                              \
+        sizeof(fp8_shard_args), 0, 0, NULL, NULL, NULL, NULL, 0, NULL, FP8_CALL_INIT,              \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
+    }
+
+/* *amax of this shard; the maximum over ranks (fp8_comm_all_reduce_max, or the engine's own all-reduce: one
+ * for all weights) is the amax of the weight. */
+FP8_API fp8_status fp8_shard_amax(const fp8_layer *layer, const fp8_shard_args *args);
+/* The FP8 bytes and the scale of this shard: exactly those that fp8_weight_update gives these elements. */
+FP8_API fp8_status fp8_shard_quantize(const fp8_layer *layer, const fp8_shard_args *args);
+
+/* A quantised shard that has arrived. */
+typedef struct fp8_shard_piece {
+    const void *shard; /* as fp8_shard_quantize wrote it */
+    int64_t first;     /* rows or elements of w */
+    int64_t count;
+} fp8_shard_piece;
+
+typedef struct fp8_unpack_args {
+    uint32_t size;
+    uint32_t copies; /* FP8_COPY_*; 0 = both. The transposed copy is made from the row copy */
+    const fp8_sharding *sharding;  /* rank is not read */
+    const fp8_shard_piece *pieces; /* ascending, together exactly w; empty ones may be there */
+    size_t piece_count;
+    uint64_t version;    /* of the values, as for fp8_weight_update; not 0 */
+    fp8_operand *weight; /* fp8_layer_bytes(FP8_BYTES_WEIGHT or _WEIGHT_ROW) */
+    fp8_call call;
+    uint64_t reserved[4];
+} fp8_unpack_args;
+
+#define FP8_UNPACK_ARGS_INIT                                                                       \
+    {                                                                                              \
+        sizeof(fp8_unpack_args), 0, NULL, NULL, 0, 0, NULL, FP8_CALL_INIT,                         \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
+    }
+
+/* Makes the weight of a layer from its gathered shards: the same bytes as on one GPU. */
+FP8_API fp8_status fp8_shard_unpack(const fp8_layer *layer, const fp8_unpack_args *args);
+
+/* ---- hooks ------------------------------------------------------------------------------------ */
+
+/* What a hook is asked for. Valid during the call. */
+typedef struct fp8_hook_request {
+    uint32_t size;
+    int32_t layer;     /* index in the model */
+    const char *name;  /* of the layer */
+    fp8_pass pass;     /* fprop, dgrad: which pass reads it; wgrad, quantize_dy: which wrote it */
+    uint32_t is_bias;  /* 1: the bias [1,N], or dbias; 0: the weight, or dw */
+    fp8_dtype dtype;   /* wanted: w_dtype, bias_dtype; of the tensor handed over otherwise */
+    uint32_t copies;   /* weight: which copies an operand must have */
+    fp8_stream stream; /* of the pass: everything is ordered by it */
+    uint64_t reserved[4];
+} fp8_hook_request;
+
+/* A weight hook's answer: an operand with the copies asked for (of any source: gathered, cached), or a
+ * tensor (w[N,K] in w_dtype, which the model then quantises into memory of its own; bias[1,N]). Both
+ * stay the caller's and are only read, in work that is enqueued on request->stream before the pass
+ * returns: an event recorded there afterwards says when they are free. */
+typedef struct fp8_weight_view {
+    uint32_t size;
+    uint32_t reserved0;
+    const fp8_operand *operand; /* NULL: the tensor */
+    fp8_tensor tensor;
+    uint64_t version; /* of the tensor's values, not 0; see fp8_weight_args */
+    uint64_t reserved[4];
+} fp8_weight_view;
+
+/* What the data is ready for on return: work on request->stream. Work on other streams must have been
+ * joined to it. An error is returned from the pass unchanged; nothing of the pass that reads the weight
+ * has been enqueued then, and the layer can be used again. During a graph capture hooks are called once,
+ * at capture. */
+typedef fp8_status (*fp8_weight_hook)(void *user, const fp8_hook_request *request,
+                                      fp8_weight_view *view);
+/* dw[N,K] (or dbias[1,N]) is complete in the order of request->stream; the hook replaces the model's
+ * reduce-scatter. The tensor is the model's (or backward's dw) and may be read and written until the hook
+ * returns and what it enqueued on request->stream is done, or, if it sets *done, until that event has
+ * happened: recorded by the hook on any stream, owned by the hook, alive until the next call of it. */
+typedef fp8_status (*fp8_grad_hook)(void *user, const fp8_hook_request *request,
+                                    const fp8_tensor *grad, fp8_event **done);
+/* output: y has been enqueued; the hook may enqueue work that reads or writes it. grad_output: called
+ * before dy is read; the hook may write it or set *tensor to another of the same shape and dtype, the
+ * caller's, read in work enqueued before the pass returns. */
+typedef fp8_status (*fp8_tensor_hook)(void *user, const fp8_hook_request *request,
+                                      fp8_tensor *tensor);
+
+typedef struct fp8_hooks {
+    uint32_t size;
+    uint32_t reserved0;
+    void *user;
+    fp8_weight_hook weight; /* each may be NULL */
+    fp8_grad_hook grad;
+    fp8_tensor_hook output;
+    fp8_tensor_hook grad_output;
+    uint64_t reserved[4];
+} fp8_hooks;
+
+#define FP8_HOOKS_INIT                                                                             \
+    {                                                                                              \
+        sizeof(fp8_hooks), 0, NULL, NULL, NULL, NULL, NULL,                                        \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
+    }
+
+/* ---- model ------------------------------------------------------------------------------------ */
+
+typedef struct fp8_model fp8_model;
+
+typedef struct fp8_model_layer {
+    uint32_t size;
+    uint32_t group;         /* neighbours of one number are gathered together; 0: alone */
+    const fp8_layer *layer; /* of the model's context; one layer may stand for several weights */
+    const char *name;       /* in messages; NULL: the layer's. Copied, like the hooks */
+    const fp8_hooks *hooks; /* NULL: none */
+    uint64_t reserved[4];
+} fp8_model_layer;
+
+#define FP8_MODEL_LAYER_INIT                                                                       \
+    {                                                                                              \
+        sizeof(fp8_model_layer), 0, NULL, NULL, NULL,                                              \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
+    }
+
+typedef struct fp8_model_options {
+    uint32_t size;
+    int32_t layer_count;
+    const fp8_model_layer
+        *layers; /* in forward order, which is the order of prefetch; backward's is the
+                                    * reverse */
+    fp8_context *context;
+    fp8_comm *comm; /* over which weights are sharded; NULL: every layer has a weight hook */
+    int32_t slots;  /* groups that are gathered or in use at once: 1 + how far ahead; 0 = 2 */
+    uint32_t keep;  /* 0: backward gathers again. 1: a group stays gathered until the next update */
+    uint32_t average;     /* reduce-scatter: 0 sums, 1 averages over ranks */
+    uint32_t no_prefetch; /* 1: only fp8_model_gather starts gathers ahead */
+    const char
+        *hash; /* compared over ranks at create, with the layers' shapes and recipes: the bundle's
+                          * spec_hash; NULL: none */
+    uint64_t reserved[4];
+} fp8_model_options;
+
+#define FP8_MODEL_OPTIONS_INIT                                                                     \
+    {                                                                                              \
+        sizeof(fp8_model_options), 0, NULL, NULL, NULL, 0, 0, 0, 0, NULL,                          \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
+    }
+
+typedef struct fp8_model_bytes {
+    uint32_t size; /* set by the caller */
+    uint32_t reserved0;
+    size_t shards; /* FP8 shards of all layers, of this rank */
+    size_t slots;  /* gathered weights: row and transposed copies */
+    size_t
+        grads; /* whole gradients before they are reduced, two of the largest, and reduced shards */
+    size_t pool; /* what fp8_model_create allocates on the device, once: the sum and some padding */
+    uint64_t reserved[4];
+} fp8_model_bytes;
+
+/* What fp8_model_create would allocate. Pure. */
+FP8_API fp8_status fp8_model_measure(const fp8_model_options *options, fp8_model_bytes *bytes);
+
+/* Allocates and registers the pool and compares layers and hash over the ranks (FP8_ERR_COMM: which rank
+ * has another). Blocks until all ranks have come. Context, layers and comm must outlive the model. */
+FP8_API fp8_status fp8_model_create(const fp8_model_options *options, fp8_model **model);
+/* All ranks; enqueued work must be done. */
+FP8_API void fp8_model_destroy(fp8_model *model);
+
+/* This rank's rows of a layer's weight and bias: [first, first + count). */
+FP8_API fp8_status fp8_model_rows(const fp8_model *model, int32_t layer, int64_t *first,
+                                  int64_t *count);
+
+/* New values of all weights, after an optimizer step: amax of every shard, one all-reduce, then FP8. */
+typedef struct fp8_model_update_args {
+    uint32_t size;
+    uint32_t reserved0;
+    const fp8_tensor
+        *w; /* [layer_count] shards [count, K] in w_dtype, read in stream order. The entry of
+                             * a layer with a weight hook, and of an empty shard, is not read */
+    const fp8_tensor
+        *bias; /* [layer_count] shards [1, count] in bias_dtype, gathered with the weight; NULL:
+                             * fprop is given the bias. Entries of layers without bias are not read */
+    uint64_t version; /* of the values: one more after each optimizer step, from 1. Nothing is done
+                             * if the model has it already */
+    uint32_t *found_inf; /* may be NULL */
+    fp8_call call;       /* workspace as for any layer with 0 tokens */
+    uint64_t reserved[4];
+} fp8_model_update_args;
+
+#define FP8_MODEL_UPDATE_ARGS_INIT                                                                 \
+    {                                                                                              \
+        sizeof(fp8_model_update_args), 0, NULL, NULL, 0, NULL, FP8_CALL_INIT,                      \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
+    }
+
+FP8_API fp8_status fp8_model_update(fp8_model *model, const fp8_model_update_args *args);
+
+/* Starts the gather of the layer's group for a pass (FP8_PASS_FPROP or FP8_PASS_DGRAD) unless it is under
+ * way or there, on the model's stream. The passes do this themselves, one group ahead. All ranks do it in
+ * the same order. If no slot is free it does nothing: the pass that needs the weight gathers then. */
+FP8_API fp8_status fp8_model_gather(fp8_model *model, int32_t layer, fp8_pass pass);
+/* For passes of the caller's own: the weight with the copy that `pass` reads, valid for work on call->stream
+ * until fp8_model_release. Gathers if nobody has. *weight is the model's: read it only. */
+FP8_API fp8_status fp8_model_acquire(fp8_model *model, int32_t layer, fp8_pass pass,
+                                     const fp8_call *call, const fp8_operand **weight);
+/* All reads are enqueued on `stream`; the slot may be used again after them. */
+FP8_API fp8_status fp8_model_release(fp8_model *model, int32_t layer, fp8_stream stream);
+
+/* fp8_layer_fprop with the layer's weight: args->weight is NULL; args->bias is NULL where the model or a hook
+ * has it. Order: weight hook, fprop, output hook. Starts the gather of the next group first. */
+FP8_API fp8_status fp8_model_fprop(fp8_model *model, int32_t layer, const fp8_fprop_args *args);
+
+typedef struct fp8_model_backward_args {
+    uint32_t size;
+    uint32_t
+        reduce; /* 1: dw and dbias are reduced over ranks. 0: a micro-batch before the last, whose dw
+                      * (and dbias) the caller keeps in backward->dw and the last one adds to */
+    const fp8_backward_args
+        *backward; /* weight is NULL; dw and dbias: whole accumulators [N,K], [1,N] of the
+                                        * caller, or NULL: the model's. dx may be NULL */
+    const fp8_tensor
+        *dw; /* [count, K] of this rank, dw_dtype, or fp32 (main_grad); NULL: not wanted */
+    const fp8_tensor *dbias; /* [1, count] fp32 */
+    uint32_t accumulate;     /* of this dw and dbias: += the reduced gradient. fp32 only */
+    uint32_t reserved0;
+    uint64_t reserved[4];
+} fp8_model_backward_args;
+
+#define FP8_MODEL_BACKWARD_ARGS_INIT                                                               \
+    {                                                                                              \
+        sizeof(fp8_model_backward_args), 1, NULL, NULL, NULL, 0, 0,                                \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
+    }
+
+/* Order: grad_output hook, quantize_dy, wgrad, grad hook or the start of the reduce-scatter, weight hook,
+ * dgrad: the reduce-scatter runs on the model's stream behind dgrad and the next backward. dw and dbias of
+ * this rank are ready for work that comes after fp8_model_join. */
+FP8_API fp8_status fp8_model_backward(fp8_model *model, int32_t layer,
+                                      const fp8_model_backward_args *args);
+
+/* Makes `stream` wait for everything that the model has on its own streams: before the optimizer step. */
+FP8_API fp8_status fp8_model_join(fp8_model *model, fp8_stream stream);
+
+/* ---- what ran when ---- */
+
+typedef struct fp8_model_span {
+    const char *
+        what; /* "all_gather", "reduce_scatter", "transpose", "fprop", "wgrad", "dgrad", ...; lives as
+                       * long as the process */
+    int32_t layer;
+    uint32_t is_comm;     /* 1: on the model's stream; 0: on the caller's */
+    double start, finish; /* seconds from fp8_model_trace */
+} fp8_model_span;
+
+/* Starts to record up to `capacity` spans from work enqueued from now on (0: stops, frees). Allocates. */
+FP8_API fp8_status fp8_model_trace(fp8_model *model, int32_t capacity, fp8_stream stream);
+/* Blocks until all recorded work is done, writes the spans and forgets them. */
+FP8_API fp8_status fp8_model_spans(fp8_model *model, fp8_model_span *spans, int32_t *count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* FP8_MODEL_H */
