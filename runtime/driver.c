@@ -18,10 +18,12 @@
 static const char *const cuda_sonames[] = { "libcuda.so.1", "libcuda.so", NULL };
 static const char *const cublaslt_sonames[] = { "libcublasLt.so.13", "libcublasLt.so.12",
                                                 "libcublasLt.so", NULL };
+static const char *const nccl_sonames[] = { "libnccl.so.2", "libnccl.so", NULL };
 
 static const struct fp8_dynlib_spec library_specs[] = {
     [FP8_LIBRARY_CUDA] = { "libcuda (the NVIDIA driver)", NULL, cuda_sonames, false },
     [FP8_LIBRARY_CUBLASLT] = { "cuBLASLt", "FP8_CUBLASLT_PATH", cublaslt_sonames, true },
+    [FP8_LIBRARY_NCCL] = { "NCCL", "FP8_NCCL_PATH", nccl_sonames, false },
 };
 enum { LIBRARY_COUNT = sizeof library_specs / sizeof library_specs[0] };
 

@@ -52,11 +52,14 @@
     X(stream_create, "cuStreamCreate", (CUstream *, unsigned))                                     \
     X(stream_destroy, "cuStreamDestroy_v2", (CUstream))                                            \
     X(stream_synchronize, "cuStreamSynchronize", (CUstream))                                       \
+    X(stream_query, "cuStreamQuery", (CUstream))                                                   \
+    X(stream_wait_event, "cuStreamWaitEvent", (CUstream, CUevent, unsigned))                       \
     X(stream_is_capturing, "cuStreamIsCapturing", (CUstream, CUstreamCaptureStatus *))             \
     X(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (CUstreamCaptureMode *))         \
     X(event_create, "cuEventCreate", (CUevent *, unsigned))                                        \
     X(event_destroy, "cuEventDestroy_v2", (CUevent))                                               \
     X(event_record, "cuEventRecord", (CUevent, CUstream))                                          \
+    X(event_query, "cuEventQuery", (CUevent))                                                      \
     X(event_synchronize, "cuEventSynchronize", (CUevent))                                          \
     X(event_elapsed_time, "cuEventElapsedTime", (float *, CUevent, CUevent))
 

@@ -68,7 +68,9 @@ extern "C" {
     X(FP8_ERR_CUBLASLT, 16, "cublaslt", "report the shape; no cuBLASLt algorithm accepts it")      \
     X(FP8_ERR_UNSUPPORTED, 17, "unsupported", "use what the message offers instead")               \
     X(FP8_ERR_INTERNAL, 18, "internal", "report this as a bug of fp8gen")                          \
-    X(FP8_ERR_CAPTURE, 19, "capture", "prepare everything before the capture of a graph begins")
+    X(FP8_ERR_CAPTURE, 19, "capture", "prepare everything before the capture of a graph begins")     \
+    X(FP8_ERR_COMM, 20, "comm", "end all ranks, remove the cause the message names, start again")  \
+    X(FP8_ERR_TIMEOUT, 21, "timeout", "find the rank that died or calls in another order")
 
 typedef enum fp8_status {
 #define FP8_STATUS_ENUM_(name, value, word, remedy) name = value,
@@ -696,10 +698,11 @@ FP8_API fp8_status fp8_event_seconds(fp8_event *start, fp8_event *end, double *s
 typedef enum fp8_library {
     FP8_LIBRARY_CUDA = 0,
     FP8_LIBRARY_CUBLASLT = 1,
+    FP8_LIBRARY_NCCL = 2,
 } fp8_library;
 
 /* Opens a library as the runtime does (a copy already in the process, then the soname, then
- * FP8_CUBLASLT_PATH) and looks up a symbol, so that a program shares the runtime's copy. symbol may be
+ * FP8_CUBLASLT_PATH or FP8_NCCL_PATH) and looks up a symbol, so that a program shares the runtime's copy. symbol may be
  * NULL to ask only whether the library is there. *path (may be NULL) is valid for the process's life.
  * FP8_ERR_LIBRARY: what was searched and what is missing. */
 FP8_API fp8_status fp8_library_symbol(fp8_library library, const char *symbol, void **address,

@@ -1,217 +1,23 @@
 /*
- * fp8_model.h - weight parallel (FSDP, ZeRO-3) on top of fp8.h: communicators, shards, the model.
+ * fp8_model.h - weight parallel (FSDP, ZeRO-3) on top of fp8.h and fp8_comm.h: shards, hooks, the model.
  *
  * Every rank holds rows of each weight. After the optimizer step the rows are quantised with the amax
  * of the whole weight (one all-reduce for all layers); before a pass the FP8 bytes of all ranks are
- * gathered, and after it the gradient is reduce-scattered. Three layers, each usable without the next:
+ * gathered, and after it the gradient is reduce-scattered. Two layers, the first usable alone:
  *
- *     comm      all_gather of bytes, reduce_scatter, all_reduce_max over ranks: NCCL (own or adopted), or
- *               threads of one process
  *     shard     quantise my shard, unpack what was gathered: for an engine that gathers itself
  *     model     layers + comm: gathers ahead on a stream of its own, and hooks for everything else
  *
- * The laws of fp8.h hold here. In addition:
- *   - All ranks of a communicator make the same collective calls in the same order. A rank that does
- *     not is found: at once by the local communicator, by the timeout over NCCL. The call then fails
- *     on the others with a sentence that names rank, layer and collective; nothing hangs.
- *   - A communicator that failed stays failed: FP8_ERR_COMM or FP8_ERR_TIMEOUT from every later call.
- *     Destroy it, and start again.
- *   - A comm, and a model, is used by one thread at a time.
+ * The laws of both headers hold here; a model is used by one thread at a time.
  */
 #ifndef FP8_MODEL_H
 #define FP8_MODEL_H
 
-#include "fp8.h"
+#include "fp8_comm.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* ---- communicators ---------------------------------------------------------------------------- */
-
-typedef struct fp8_comm fp8_comm;
-typedef struct fp8_comm_group fp8_comm_group;
-
-/* Names a communicator that is about to be made; as ncclUniqueId. */
-typedef struct fp8_comm_id {
-    char bytes[128];
-} fp8_comm_id;
-
-/* A new id, made on one rank and carried to the others by any means. Opens NCCL. FP8_ERR_LIBRARY. */
-FP8_API fp8_status fp8_comm_id_create(fp8_comm_id *id);
-
-/* Who this process is, as torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE), mpirun
- * (OMPI_COMM_WORLD_*, PMI_*, MPI_LOCAL*) or srun (SLURM_*) say it in the environment. */
-typedef struct fp8_comm_place {
-    uint32_t size; /* sizeof(fp8_comm_place), set by the caller */
-    int32_t rank;
-    int32_t ranks;
-    int32_t local_rank;  /* on this node: the usual device ordinal */
-    int32_t local_ranks; /* on this node; 0 if the launcher does not say */
-    uint32_t reserved0;
-    const char *launcher; /* "torchrun", "mpirun", "srun" */
-    char file[512];       /* for fp8_comm_options.file: FP8_COMM_FILE, else one in TMPDIR (or /tmp)
-                           * named after the run; "" if ranks are on other nodes and FP8_COMM_FILE,
-                           * which must be on a file system that all see, is not set */
-    uint64_t reserved[4];
-} fp8_comm_place;
-
-#define FP8_COMM_PLACE_INIT                                                                        \
-    {                                                                                              \
-        sizeof(fp8_comm_place), 0, 0, 0, 0, 0, NULL, { 0 },                                        \
-        {                                                                                          \
-            0, 0, 0, 0                                                                             \
-        }                                                                                          \
-    }
-
-/* FP8_ERR_NOT_FOUND: no launcher's variables are set; FP8_ERR_ARGUMENT: they contradict each other. */
-FP8_API fp8_status fp8_comm_environment(fp8_comm_place *place);
-
-enum {
-    FP8_COMM_NO_COPY_ENGINE =
-        1u, /* gathers by NCCL's kernels even where the copy engine could do it */
-    FP8_COMM_NO_WATCHDOG =
-        2u, /* no thread: failures are found by fp8_comm_poll and fp8_comm_wait */
-};
-
-typedef struct fp8_comm_options {
-    uint32_t size;
-    int32_t rank;
-    int32_t ranks;
-    uint32_t flags;         /* FP8_COMM_* */
-    double timeout_seconds; /* for joining, and for a collective to finish; 0 = 120 */
-    const fp8_comm_id *id;  /* give this, or */
-    const char *file; /* the path through which rank 0 hands its id to the others: any path that all
-                             * ranks can write; left-overs of earlier runs do no harm. Not needed for
-                             * ranks = 1 */
-    const char *name; /* in messages: "fsdp" (the default) */
-    uint64_t reserved[4];
-} fp8_comm_options;
-
-#define FP8_COMM_OPTIONS_INIT                                                                      \
-    {                                                                                              \
-        sizeof(fp8_comm_options), 0, 1, 0, 0.0, NULL, NULL, NULL,                                  \
-        {                                                                                          \
-            0, 0, 0, 0                                                                             \
-        }                                                                                          \
-    }
-
-/* One rank of a communicator over NCCL, on the context's device. Blocks until all ranks have come; the
- * others' threads or processes must be calling too. ranks = 1 needs no NCCL and works on the host.
- * NCCL is opened as the other libraries are (FP8_NCCL_PATH), its communicator is non-blocking, and a
- * thread watches it: on an error of NCCL or a collective that is not done in time it is aborted, so
- * that streams that wait for it go on. The context must outlive it.
- * FP8_ERR_LIBRARY; FP8_ERR_TIMEOUT: which ranks did not come; FP8_ERR_COMM; FP8_ERR_UNSUPPORTED: a host
- * context and ranks > 1 (fp8_comm_join is for that). */
-FP8_API fp8_status fp8_comm_create(fp8_context *context, const fp8_comm_options *options,
-                                   fp8_comm **comm);
-
-/* Address of a function of the caller's NCCL ("ncclAllGather"), NULL if it has none. */
-typedef void *(*fp8_comm_symbol)(void *user, const char *name);
-
-typedef struct fp8_comm_adopt_args {
-    uint32_t size;
-    uint32_t flags;
-    void *nccl_comm; /* an ncclComm_t on the context's device; borrowed until fp8_comm_destroy */
-    fp8_comm_symbol
-        symbol; /* where NCCL's functions are; NULL: the NCCL in the process. Needed where the
-                             * caller's NCCL is linked statically or under another name */
-    void *symbol_user;
-    int32_t nccl_version; /* of the NCCL that made it, as ncclGetVersion; 0 = not known */
-    uint32_t reserved0;
-    double timeout_seconds;
-    const char *name;
-    uint64_t reserved[4];
-} fp8_comm_adopt_args;
-
-#define FP8_COMM_ADOPT_ARGS_INIT                                                                   \
-    {                                                                                              \
-        sizeof(fp8_comm_adopt_args), 0, NULL, NULL, NULL, 0, 0, 0.0, NULL,                         \
-        {                                                                                          \
-            0, 0, 0, 0                                                                             \
-        }                                                                                          \
-    }
-
-/* Uses a communicator of the caller's. It is never aborted, finalised or destroyed here, also not after a
- * timeout: calls then fail, and the caller aborts it. No other thread may use it at the same time.
- * FP8_ERR_LIBRARY: the NCCL found is not of nccl_version: two copies would meet one communicator. */
-FP8_API fp8_status fp8_comm_adopt(fp8_context *context, const fp8_comm_adopt_args *args,
-                                  fp8_comm **comm);
-
-/* A meeting point of `ranks` threads of this process. Destroy it after all that joined. */
-FP8_API fp8_status fp8_comm_group_create(int32_t ranks, double timeout_seconds,
-                                         fp8_comm_group **group);
-FP8_API void fp8_comm_group_destroy(fp8_comm_group *group);
-
-/* This thread becomes a rank of the group: all on host contexts (one shared context, or one each), or each
- * on the context of another GPU (over NCCL). Blocks until all have joined. On the host a collective is
- * done when the call returns, sums are over ranks in ascending order in fp32, and a rank that makes
- * another call, fails or leaves is an error on all at once. A rank calls from one thread at a time. */
-FP8_API fp8_status fp8_comm_join(fp8_comm_group *group, fp8_context *context, int32_t rank,
-                                 const char *name, fp8_comm **comm);
-
-/* Ends this rank. Never waits for other ranks; enqueued work must be done (fp8_comm_wait). */
-FP8_API void fp8_comm_destroy(fp8_comm *comm);
-
-typedef struct fp8_comm_info {
-    uint32_t size; /* set by the caller */
-    int32_t rank;
-    int32_t ranks;
-    uint32_t is_owned;       /* 0: adopted */
-    uint32_t is_copy_engine; /* memory of fp8_comm_alloc is gathered without SMs */
-    int32_t version;         /* of NCCL (23203 = 2.32.3); 0: none in use */
-    const char *transport;   /* "nccl", "local" */
-    const char *path; /* of NCCL, "" if not known; lives as long as the comm, like the next */
-    const char *name;
-    uint64_t reserved[4];
-} fp8_comm_info;
-
-FP8_API fp8_status fp8_comm_describe(const fp8_comm *comm, fp8_comm_info *info);
-
-/* Memory for collectives of this communicator: from ncclMemAlloc and registered as a symmetric window where
- * NCCL (2.28 and newer) and the node can, so that copy engines gather it; else like fp8_memory_alloc. FP8_LOG
- * says which and why. All ranks call it in the same order with the same bytes. Blocks; allocates. */
-FP8_API fp8_status fp8_comm_alloc(fp8_comm *comm, size_t bytes, void **memory);
-/* Every rank frees what it allocated, in the same order, before fp8_comm_destroy. */
-FP8_API void fp8_comm_free(fp8_comm *comm, void *memory);
-
-/* One piece of a gather: this rank's `bytes` at send go to recv + rank * bytes on all ranks.
- * In place if send is recv + rank * bytes. bytes is the same on all ranks and may be 0. */
-typedef struct fp8_gather_part {
-    const void *send;
-    void *recv; /* ranks * bytes */
-    size_t bytes;
-} fp8_gather_part;
-
-/* One piece of a sum: recv[0..count) = sum over ranks of their send[rank * count + i], or the average. */
-typedef struct fp8_reduce_part {
-    const void *send; /* ranks * count elements */
-    void *recv;       /* count elements; may be send + rank * count */
-    size_t count;
-    fp8_dtype dtype; /* bf16, fp16 or fp32. Sums of FP8 are refused: FP8_ERR_DTYPE */
-    uint32_t average;
-} fp8_reduce_part;
-
-/* All parts form one operation. `label` says what is moved ("w of layer 'qkv'") in messages and is copied.
- * FP8_ERR_COMM, FP8_ERR_TIMEOUT, FP8_ERR_ARGUMENT. */
-FP8_API fp8_status fp8_comm_all_gather(fp8_comm *comm, const fp8_gather_part *parts,
-                                       size_t part_count, const char *label, fp8_stream stream);
-FP8_API fp8_status fp8_comm_reduce_scatter(fp8_comm *comm, const fp8_reduce_part *parts,
-                                           size_t part_count, const char *label, fp8_stream stream);
-/* values[i] = maximum over ranks, in place; NaN is not a maximum. For amaxes: -1 says "did not run". */
-FP8_API fp8_status fp8_comm_all_reduce_max(fp8_comm *comm, float *values, size_t count,
-                                           const char *label, fp8_stream stream);
-
-/* Whether everything is well so far: errors of NCCL, time. Never blocks. */
-FP8_API fp8_status fp8_comm_poll(fp8_comm *comm);
-/* fp8_stream_synchronize for streams with collectives: returns with the error where that would hang. */
-FP8_API fp8_status fp8_comm_wait(fp8_comm *comm, fp8_stream stream);
-/* For a rank that cannot go on: fails the communicator here with `why`, at once on all ranks of a local
- * group; over NCCL the others run into their timeout (or NCCL's own error). */
-FP8_API void fp8_comm_abort(fp8_comm *comm, const char *why);
-/* Compares a text of at most 255 bytes over all ranks. Blocks. FP8_ERR_COMM on every rank if they differ,
- * with both texts and the ranks: for hashes of specs, versions. */
-FP8_API fp8_status fp8_comm_agree(fp8_comm *comm, const char *what, const char *text);
 
 /* ---- shards: for an engine that gathers itself -------------------------------------------------- */
 

@@ -3,11 +3,12 @@
 # the public headers declare. After a change of a header: test_symbols.sh --update.
 set -u
 status=0
-declared() { # header macro
-    grep -v '^#' "$1" | tr '\n' ' ' | sed 's/\/\*[^*]*\*\+\([^/*][^*]*\*\+\)*\// /g' |
+declared() { # headers macro
+    # shellcheck disable=SC2086
+    cat $1 | grep -v '^#' | tr '\n' ' ' | sed 's/\/\*[^*]*\*\+\([^/*][^*]*\*\+\)*\// /g' |
         grep -oE "$2 [^;]*;" | sed -E 's/\(.*//; s/.*[ *]//' | LC_ALL=C sort
 }
-check() { # library header macro list
+check() { # library headers macro list
     if [ "${update:-0}" = 1 ]; then
         declared "$2" "$3" >"$4"
         return
@@ -25,7 +26,7 @@ cd "$(dirname "$0")/../.." || exit 1
 [ "${1:-}" = --update ] && update=1
 command -v nm >/dev/null || { echo "skip: no nm (binutils)"; exit 77; }
 lib=${FP8_TEST_BUILD:-build}/lib
-check "$lib/libfp8.so" runtime/fp8.h FP8_API tests/house/symbols_fp8.txt
+check "$lib/libfp8.so" "runtime/fp8.h runtime/fp8_comm.h" FP8_API tests/house/symbols_fp8.txt
 check "$lib/libfp8gen.so" gen/fp8gen.h FP8GEN_API tests/house/symbols_fp8gen.txt
 for list in fp8 fp8gen; do
     if grep -v "^${list}_" tests/house/symbols_$list.txt; then

@@ -1,0 +1,362 @@
+/*
+ * comm.c - the public calls of communicators: arguments checked, labels kept, transports called.
+ *
+ * In: collectives as fp8_model.h describes them. Out: the same calls on a transport with nothing left
+ * to check, or an error that names rank, communicator and collective. Knows no NCCL and no thread.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "runtime/comm.h"
+
+static const char *const collective_names[] = { "all_gather", "reduce_scatter", "all_reduce_max" };
+
+/* ---- for the transports ---- */
+
+void fp8_comm_setup(fp8_comm *comm, const struct fp8_transport *transport, fp8_context *context,
+                    int32_t rank, int32_t ranks, double timeout, const char *name)
+{
+    comm->transport = transport;
+    comm->context = context;
+    comm->rank = rank;
+    comm->ranks = ranks;
+    comm->is_owned = true;
+    comm->path = "";
+    comm->timeout = timeout > 0 ? timeout : FP8_COMM_DEFAULT_TIMEOUT;
+    snprintf(comm->name, sizeof comm->name, "%s", name && *name ? name : "fsdp");
+    snprintf(comm->label, sizeof comm->label, "no collective so far");
+    pthread_mutex_init(&comm->lock, NULL);
+}
+
+fp8_status fp8_comm_failure_locked(const fp8_comm *comm)
+{
+    return comm->failed == FP8_OK ? FP8_OK : fp8_fail(comm->failed, "%s", comm->why);
+}
+
+fp8_status fp8_comm_fail_locked(fp8_comm *comm, fp8_status status, const char *why)
+{
+    if (comm->failed == FP8_OK) {
+        comm->failed = status;
+        snprintf(comm->why, sizeof comm->why, "%s", why);
+    }
+    return fp8_comm_failure_locked(comm);
+}
+
+double fp8_comm_clock(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+void fp8_comm_sleep(double seconds)
+{
+    struct timespec time = { (time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9) };
+    nanosleep(&time, NULL);
+}
+
+/* ---- checks ---- */
+
+static fp8_status check_timeout(const char *call, double timeout)
+{
+    if (isfinite(timeout) && timeout >= 0 && timeout <= 1e6)
+        return FP8_OK;
+    return fp8_fail(FP8_ERR_ARGUMENT,
+                    "%s: timeout_seconds is %g; pass 0 (for %g) or up to a million seconds", call,
+                    timeout, FP8_COMM_DEFAULT_TIMEOUT);
+}
+
+static fp8_status check_options(const fp8_context *context, const fp8_comm_options *options)
+{
+    const char *call = "comm_create";
+    if (!context || !options)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is NULL", call, context ? "options" : "context");
+    if (options->size != sizeof *options)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: options->size is %u, this library's is %zu; start from "
+                        "FP8_COMM_OPTIONS_INIT",
+                        call, options->size, sizeof *options);
+    if (options->ranks < 1 || options->rank < 0 || options->rank >= options->ranks)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: rank is %d of %d ranks; it counts from 0", call,
+                        options->rank, options->ranks);
+    if (options->flags & ~(FP8_COMM_NO_COPY_ENGINE | FP8_COMM_NO_WATCHDOG))
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: flags is %u; pass FP8_COMM_*", call, options->flags);
+    for (int i = 0; i < 4; i++) {
+        if (options->reserved[i])
+            return fp8_fail(FP8_ERR_ARGUMENT, "%s: reserved fields must be 0", call);
+    }
+    if (options->ranks > 1 && !options->id == !options->file)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: give id or file, %s", call,
+                        options->id ? "not both" : "neither is given");
+    return check_timeout(call, options->timeout_seconds);
+}
+
+fp8_status fp8_comm_create(fp8_context *context, const fp8_comm_options *options, fp8_comm **comm)
+{
+    if (!comm)
+        return fp8_fail(FP8_ERR_ARGUMENT, "comm_create: comm is NULL");
+    *comm = NULL;
+    FP8_TRY(check_options(context, options));
+    if (options->ranks == 1)
+        return fp8_report(context, fp8_comm_create_alone(context, options, comm));
+    if (context->is_host)
+        return fp8_fail(
+            FP8_ERR_UNSUPPORTED,
+            "comm_create: %d ranks over NCCL need GPUs, but this context is the host; on "
+            "the host ranks are threads of one process: fp8_comm_join",
+            options->ranks);
+    double timeout =
+        options->timeout_seconds > 0 ? options->timeout_seconds : FP8_COMM_DEFAULT_TIMEOUT;
+    fp8_comm_id id;
+    fp8_status status = FP8_OK;
+    if (options->id)
+        id = *options->id;
+    else if (options->rank == 0)
+        status = fp8_comm_id_create(&id);
+    if (status == FP8_OK && options->file)
+        status = fp8_comm_rendezvous(options, timeout, &id);
+    if (status == FP8_OK)
+        status = fp8_comm_create_nccl(context, options, &id, comm);
+    return fp8_report(context, status);
+}
+
+void fp8_comm_destroy(fp8_comm *comm)
+{
+    if (comm)
+        comm->transport->destroy(comm);
+}
+
+fp8_status fp8_comm_describe(const fp8_comm *comm, fp8_comm_info *info)
+{
+    if (!comm || !info)
+        return fp8_fail(FP8_ERR_ARGUMENT, "comm_describe: %s is NULL", comm ? "info" : "comm");
+    if (info->size != sizeof *info)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "comm_describe: info->size is %u, this library's is %zu; set it before the "
+                        "call",
+                        info->size, sizeof *info);
+    *info = (fp8_comm_info){
+        .size = sizeof *info,
+        .rank = comm->rank,
+        .ranks = comm->ranks,
+        .is_owned = comm->is_owned,
+        .is_copy_engine = atomic_load(&comm->is_copy_engine),
+        .version = comm->version,
+        .transport = comm->transport->name,
+        .path = comm->path,
+        .name = comm->name,
+    };
+    return FP8_OK;
+}
+
+/* ---- collectives ---- */
+
+static fp8_status check_parts(const fp8_comm *comm, enum fp8_collective kind, const void *parts,
+                              size_t count)
+{
+    const char *call = collective_names[kind];
+    if (!comm)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: comm is NULL", call);
+    if (count && !parts)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: parts is NULL, but part_count is %zu", call, count);
+    return FP8_OK;
+}
+
+/* Sets the label, enters the context; end() leaves it. */
+static fp8_status begin(fp8_comm *comm, enum fp8_collective kind, const char *label, bool *pushed)
+{
+    pthread_mutex_lock(&comm->lock);
+    snprintf(comm->label, sizeof comm->label, "%s of %s", collective_names[kind],
+             label && *label ? label : "a caller's own data");
+    fp8_status status = fp8_comm_failure_locked(comm);
+    pthread_mutex_unlock(&comm->lock);
+    *pushed = false;
+    return status == FP8_OK ? fp8_context_enter(comm->context, pushed) : status;
+}
+
+static fp8_status end(fp8_comm *comm, bool pushed, fp8_status status)
+{
+    fp8_context_leave(comm->context, pushed);
+    return fp8_report(comm->context, status);
+}
+
+fp8_status fp8_comm_all_gather(fp8_comm *comm, const fp8_gather_part *parts, size_t part_count,
+                               const char *label, fp8_stream stream)
+{
+    FP8_TRY(check_parts(comm, FP8_COLLECTIVE_ALL_GATHER, parts, part_count));
+    for (size_t i = 0; i < part_count; i++) {
+        if (parts[i].bytes && (!parts[i].send || !parts[i].recv))
+            return fp8_fail(FP8_ERR_ARGUMENT, "all_gather of %s: %s of part %zu is NULL",
+                            label ? label : "?", parts[i].send ? "recv" : "send", i);
+    }
+    bool pushed;
+    fp8_status status = begin(comm, FP8_COLLECTIVE_ALL_GATHER, label, &pushed);
+    if (status == FP8_OK)
+        status = comm->transport->all_gather(comm, parts, part_count, stream);
+    return end(comm, pushed, status);
+}
+
+static fp8_status check_reduce(const fp8_reduce_part *part, size_t index, const char *label)
+{
+    const char *what = label ? label : "?";
+    if (part->dtype == FP8_DTYPE_E4M3 || part->dtype == FP8_DTYPE_E5M2 ||
+        part->dtype == FP8_DTYPE_UINT8)
+        return fp8_fail(FP8_ERR_DTYPE,
+                        "reduce_scatter of %s: part %zu is %s; a sum of FP8 numbers loses what it "
+                        "adds: reduce gradients in bf16 or fp32",
+                        what, index, fp8_dtype_name(part->dtype));
+    if (part->dtype != FP8_DTYPE_BF16 && part->dtype != FP8_DTYPE_FP16 &&
+        part->dtype != FP8_DTYPE_FP32)
+        return fp8_fail(FP8_ERR_DTYPE,
+                        "reduce_scatter of %s: part %zu is %s; pass bf16, fp16 or fp32", what,
+                        index, fp8_dtype_name(part->dtype));
+    if (part->count && (!part->send || !part->recv))
+        return fp8_fail(FP8_ERR_ARGUMENT, "reduce_scatter of %s: %s of part %zu is NULL", what,
+                        part->send ? "recv" : "send", index);
+    if (part->average > 1)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "reduce_scatter of %s: average of part %zu is %u; pass 0 or 1", what, index,
+                        part->average);
+    return FP8_OK;
+}
+
+fp8_status fp8_comm_reduce_scatter(fp8_comm *comm, const fp8_reduce_part *parts, size_t part_count,
+                                   const char *label, fp8_stream stream)
+{
+    FP8_TRY(check_parts(comm, FP8_COLLECTIVE_REDUCE_SCATTER, parts, part_count));
+    for (size_t i = 0; i < part_count; i++)
+        FP8_TRY(check_reduce(&parts[i], i, label));
+    bool pushed;
+    fp8_status status = begin(comm, FP8_COLLECTIVE_REDUCE_SCATTER, label, &pushed);
+    if (status == FP8_OK)
+        status = comm->transport->reduce_scatter(comm, parts, part_count, stream);
+    return end(comm, pushed, status);
+}
+
+fp8_status fp8_comm_all_reduce_max(fp8_comm *comm, float *values, size_t count, const char *label,
+                                   fp8_stream stream)
+{
+    FP8_TRY(check_parts(comm, FP8_COLLECTIVE_ALL_REDUCE_MAX, values, count));
+    bool pushed;
+    fp8_status status = begin(comm, FP8_COLLECTIVE_ALL_REDUCE_MAX, label, &pushed);
+    if (status == FP8_OK)
+        status = comm->transport->all_reduce_max(comm, values, count, stream);
+    return end(comm, pushed, status);
+}
+
+/* ---- health ---- */
+
+fp8_status fp8_comm_poll(fp8_comm *comm)
+{
+    if (!comm)
+        return fp8_fail(FP8_ERR_ARGUMENT, "comm_poll: comm is NULL");
+    return comm->transport->poll(comm);
+}
+
+fp8_status fp8_comm_wait(fp8_comm *comm, fp8_stream stream)
+{
+    if (!comm)
+        return fp8_fail(FP8_ERR_ARGUMENT, "comm_wait: comm is NULL");
+    bool pushed;
+    FP8_TRY(fp8_context_enter(comm->context, &pushed));
+    fp8_status status = comm->transport->wait(comm, stream);
+    fp8_context_leave(comm->context, pushed);
+    return fp8_report(comm->context, status);
+}
+
+void fp8_comm_abort(fp8_comm *comm, const char *why)
+{
+    if (comm)
+        comm->transport->abort(comm, why && *why ? why : "no reason was given");
+}
+
+/* ---- memory ---- */
+
+fp8_status fp8_comm_alloc(fp8_comm *comm, size_t bytes, void **memory)
+{
+    if (!memory)
+        return fp8_fail(FP8_ERR_ARGUMENT, "comm_alloc: memory is NULL");
+    *memory = NULL;
+    if (!comm)
+        return fp8_fail(FP8_ERR_ARGUMENT, "comm_alloc: comm is NULL");
+    if (!comm->transport->alloc)
+        return fp8_memory_alloc(comm->context, bytes, memory);
+    bool pushed;
+    FP8_TRY(fp8_context_enter(comm->context, &pushed));
+    fp8_status status = comm->transport->alloc(comm, bytes ? bytes : 1, memory);
+    fp8_context_leave(comm->context, pushed);
+    return fp8_report(comm->context, status);
+}
+
+void fp8_comm_free(fp8_comm *comm, void *memory)
+{
+    if (!comm || !memory)
+        return;
+    bool pushed;
+    if (!comm->transport->free)
+        fp8_memory_free(comm->context, memory);
+    else if (fp8_context_enter(comm->context, &pushed) == FP8_OK) {
+        comm->transport->free(comm, memory);
+        fp8_context_leave(comm->context, pushed);
+    }
+}
+
+/* ---- agreement ---- */
+
+enum { TEXT = 256 };
+
+static fp8_status compare(const fp8_comm *comm, const char *what, const char *texts)
+{
+    for (int32_t rank = 1; rank < comm->ranks; rank++) {
+        if (strncmp(texts, texts + (size_t)rank * TEXT, TEXT) != 0)
+            return fp8_fail(
+                FP8_ERR_COMM,
+                "rank %d of '%s': the ranks differ in %s: rank 0 has %.200s, rank %d has "
+                "%.200s; start all ranks from the same spec and files",
+                comm->rank, comm->name, what, texts, rank, texts + (size_t)rank * TEXT);
+    }
+    return FP8_OK;
+}
+
+fp8_status fp8_comm_agree(fp8_comm *comm, const char *what, const char *text)
+{
+    if (!comm || !what || !text)
+        return fp8_fail(FP8_ERR_ARGUMENT, "comm_agree: %s is NULL",
+                        !comm  ? "comm"
+                        : what ? "text"
+                               : "what");
+    if (strlen(text) >= TEXT)
+        return fp8_fail(FP8_ERR_ARGUMENT, "comm_agree: text has %zu bytes, but at most %d fit",
+                        strlen(text), TEXT - 1);
+    size_t all = (size_t)comm->ranks * TEXT;
+    void *memory = NULL;
+    char *texts = fp8_allocate(all);
+    fp8_stream stream = NULL;
+    fp8_status status = texts ? FP8_OK : fp8_fail_memory("comm_agree", all);
+    if (status == FP8_OK)
+        status = fp8_stream_create(comm->context, &stream);
+    if (status == FP8_OK)
+        status = fp8_memory_alloc(comm->context, all, &memory);
+    if (status == FP8_OK) {
+        char *mine = (char *)memory + (size_t)comm->rank * TEXT;
+        snprintf(texts, TEXT, "%s", text);
+        const fp8_gather_part part = { mine, memory, TEXT };
+        status = fp8_memory_copy(comm->context, mine, texts, TEXT, stream);
+        if (status == FP8_OK)
+            status = fp8_comm_all_gather(comm, &part, 1, what, stream);
+        if (status == FP8_OK)
+            status = fp8_comm_wait(comm, stream);
+        if (status == FP8_OK)
+            status = fp8_memory_copy(comm->context, texts, memory, all, stream);
+        if (status == FP8_OK)
+            status = fp8_stream_synchronize(comm->context, stream);
+        if (status == FP8_OK)
+            status = compare(comm, what, texts);
+    }
+    fp8_memory_free(comm->context, memory);
+    fp8_stream_destroy(comm->context, stream);
+    fp8_release(texts);
+    return fp8_report(comm->context, status);
+}

@@ -1,0 +1,77 @@
+/*
+ * comm.h - what the communicators' rooms share: the object, the table of a transport, its failure.
+ *
+ * comm.c checks arguments, keeps the label of the running collective and words errors; a transport
+ * (comm_local.c: threads of one process; comm_nccl.c: GPUs) moves the bytes. A communicator that
+ * failed remembers its sentence and gives it to every later call. Not public.
+ */
+#ifndef FP8_COMM_H
+#define FP8_COMM_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "runtime/fp8_comm.h"
+#include "runtime/internal.h"
+
+enum { FP8_COMM_LABEL = 160, FP8_COMM_SENTENCE = 640 };
+
+enum fp8_collective {
+    FP8_COLLECTIVE_ALL_GATHER,
+    FP8_COLLECTIVE_REDUCE_SCATTER,
+    FP8_COLLECTIVE_ALL_REDUCE_MAX,
+};
+
+struct fp8_transport {
+    const char *name;
+    /* Arguments are checked and nothing is empty; the context is entered. */
+    fp8_status (*all_gather)(fp8_comm *, const fp8_gather_part *, size_t count, fp8_stream);
+    fp8_status (*reduce_scatter)(fp8_comm *, const fp8_reduce_part *, size_t count, fp8_stream);
+    fp8_status (*all_reduce_max)(fp8_comm *, float *values, size_t count, fp8_stream);
+    fp8_status (*poll)(fp8_comm *);
+    fp8_status (*wait)(fp8_comm *, fp8_stream);
+    void (*abort)(fp8_comm *, const char *why);
+    fp8_status (*alloc)(fp8_comm *, size_t bytes, void **memory); /* NULL: the context's memory */
+    void (*free)(fp8_comm *, void *memory);
+    void (*destroy)(fp8_comm *); /* also releases the object */
+};
+
+struct fp8_comm {
+    const struct fp8_transport *transport;
+    fp8_context *context;
+    int32_t rank, ranks;
+    bool is_owned;
+    atomic_bool is_copy_engine;
+    int32_t version;
+    const char *path;
+    double timeout; /* seconds */
+    char name[64];
+    char label[FP8_COMM_LABEL]; /* "all_gather of w of layer 'qkv'": the running collective */
+    pthread_mutex_t lock;       /* over the failure, and a transport's own */
+    fp8_status failed;
+    char why[FP8_COMM_SENTENCE];
+};
+
+#define FP8_COMM_DEFAULT_TIMEOUT 120.0
+
+/* Fields that all transports fill alike. */
+void fp8_comm_setup(fp8_comm *comm, const struct fp8_transport *transport, fp8_context *context,
+                    int32_t rank, int32_t ranks, double timeout, const char *name);
+/* Remembers the first failure; the lock is held. Returns its status with its sentence. */
+fp8_status fp8_comm_fail_locked(fp8_comm *comm, fp8_status status, const char *why);
+/* The failure so far as an error of this thread; the lock is held. */
+fp8_status fp8_comm_failure_locked(const fp8_comm *comm);
+/* Seconds on the clock that timeouts use. */
+double fp8_comm_clock(void);
+void fp8_comm_sleep(double seconds);
+
+/* comm_local.c: the only rank of a communicator of its own. */
+fp8_status fp8_comm_create_alone(fp8_context *context, const fp8_comm_options *options,
+                                 fp8_comm **comm);
+/* comm_nccl.c: rank of a communicator with this id. */
+fp8_status fp8_comm_create_nccl(fp8_context *context, const fp8_comm_options *options,
+                                const fp8_comm_id *id, fp8_comm **comm);
+/* comm_file.c: rank 0 hands its id to all others through a file; id is read on rank 0, else written. */
+fp8_status fp8_comm_rendezvous(const fp8_comm_options *options, double timeout, fp8_comm_id *id);
+
+#endif

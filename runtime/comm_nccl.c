@@ -1,0 +1,431 @@
+/*
+ * comm_nccl.c - communicators over NCCL: opened at run time, non-blocking, watched.
+ *
+ * In: checked collectives with the context entered. Out: one NCCL operation (a group where there are
+ * several parts) on the caller's stream, and an event behind it. A thread looks at these events and at NCCL's
+ * asynchronous error; on an error, or where a collective takes longer than the timeout, it aborts a
+ * communicator of ours, whereupon NCCL's kernels leave the streams and the program goes on to an error that
+ * names rank and collective. An adopted communicator is left to its owner.
+ *
+ * Communicators of ours ask for the policy of no CTAs: gathers between buffers of fp8_comm_alloc, which are
+ * symmetric windows, then run on copy engines. Multicast is switched off where NCCL can be told so.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/comm_nccl.h"
+
+/* ---- failure; the lock is held ---- */
+
+/* The first failure ends our own communicator: NCCL's kernels leave the streams. */
+static fp8_status fail(struct nccl *nccl, fp8_status status, const char *what)
+{
+    fp8_comm *comm = &nccl->comm;
+    char why[FP8_COMM_SENTENCE];
+    if (comm->failed != FP8_OK)
+        return fp8_comm_failure_locked(comm);
+    snprintf(why, sizeof why, "rank %d of %d ('%s'): %s%s", comm->rank, comm->ranks, comm->name,
+             what,
+             comm->is_owned ? ""
+                            : "; the communicator is the caller's, who must abort it so that its "
+                              "streams go on");
+    (void)fp8_comm_fail_locked(comm, status, why);
+    if (comm->is_owned && nccl->handle) {
+        (void)nccl->table->abort(nccl->handle);
+        nccl->handle = NULL;
+    }
+    fp8_log_write(&comm->context->log, FP8_LOG_ERROR, "%s", why);
+    return fp8_comm_failure_locked(comm);
+}
+
+static fp8_status fail_nccl(struct nccl *nccl, int result, const char *what)
+{
+    char text[FP8_COMM_SENTENCE];
+    const char *more = nccl->table->last_error ? nccl->table->last_error(nccl->handle) : NULL;
+    snprintf(text, sizeof text, "%s: NCCL says '%s' (%d)%s%.200s", what,
+             nccl->table->error_string(result), result, more && *more ? ": " : "",
+             more ? more : "");
+    return fail(nccl, FP8_ERR_COMM, text);
+}
+
+static fp8_status fail_late(struct nccl *nccl, const char *what)
+{
+    char text[FP8_COMM_SENTENCE];
+    snprintf(text, sizeof text,
+             "%s is not done after %.3g s: another rank has ended, is stuck or calls other "
+             "collectives",
+             what, nccl->comm.timeout);
+    return fail(nccl, FP8_ERR_TIMEOUT, text);
+}
+
+/* A call on a non-blocking communicator may still be under way when it returns. */
+fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what)
+{
+    const double end = fp8_comm_clock() + nccl->comm.timeout;
+    for (int tries = 0; result == FP8_NCCL_IN_PROGRESS; tries++) {
+        int state = FP8_NCCL_SUCCESS;
+        result = nccl->table->get_async_error(nccl->handle, &state);
+        if (result == FP8_NCCL_SUCCESS)
+            result = state;
+        if (result == FP8_NCCL_IN_PROGRESS && fp8_comm_clock() > end)
+            return fail_late(nccl, what);
+        if (result == FP8_NCCL_IN_PROGRESS && tries > 100)
+            fp8_comm_sleep(tries > 1000 ? 1e-3 : 2e-5);
+    }
+    return result == FP8_NCCL_SUCCESS ? FP8_OK : fail_nccl(nccl, result, what);
+}
+
+/* ---- what is under way; the lock is held, the context entered ---- */
+
+static fp8_status poll_locked(struct nccl *nccl)
+{
+    fp8_comm *comm = &nccl->comm;
+    const struct fp8_driver *driver = comm->context->driver;
+    FP8_TRY(fp8_comm_failure_locked(comm));
+    int state = FP8_NCCL_SUCCESS;
+    int result = nccl->table->get_async_error(nccl->handle, &state);
+    if (result == FP8_NCCL_SUCCESS && state != FP8_NCCL_IN_PROGRESS)
+        result = state;
+    if (result != FP8_NCCL_SUCCESS) {
+        const char *label = nccl->count ? nccl->pending[nccl->head].label : comm->label;
+        return fail_nccl(nccl, result, label);
+    }
+    while (nccl->count > 0) {
+        CUresult query = driver->event_query(nccl->pending[nccl->head].event);
+        if (query == CUDA_ERROR_NOT_READY) {
+            if (fp8_comm_clock() - nccl->head_since > comm->timeout)
+                return fail_late(nccl, nccl->pending[nccl->head].label);
+            return FP8_OK;
+        }
+        if (query != CUDA_SUCCESS) {
+            (void)fp8_fail_cuda(driver, query, "%s", nccl->pending[nccl->head].label);
+            return fail(nccl, FP8_ERR_COMM, fp8_last_error());
+        }
+        nccl->head = (nccl->head + 1) % PENDING;
+        nccl->count--;
+        nccl->head_since = fp8_comm_clock();
+    }
+    return FP8_OK;
+}
+
+/* An event behind the collective just enqueued. Captured into a graph, it cannot be watched. */
+static fp8_status remember(struct nccl *nccl, fp8_stream stream)
+{
+    const struct fp8_driver *driver = nccl->comm.context->driver;
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = driver->stream_is_capturing(stream, &capture);
+    if (result == CUDA_SUCCESS && capture != CU_STREAM_CAPTURE_STATUS_NONE)
+        return FP8_OK;
+    if (nccl->count == PENDING) /* the newest is recorded anew: it stands for both */
+        nccl->count--;
+    if (nccl->count == 0)
+        nccl->head_since = fp8_comm_clock();
+    struct pending *pending = &nccl->pending[(nccl->head + nccl->count) % PENDING];
+    snprintf(pending->label, sizeof pending->label, "%s", nccl->comm.label);
+    if (result == CUDA_SUCCESS)
+        result = driver->event_record(pending->event, stream);
+    if (result != CUDA_SUCCESS)
+        return fp8_fail_cuda(driver, result, "%s: recording an event", nccl->comm.label);
+    nccl->count++;
+    return FP8_OK;
+}
+
+void *fp8_nccl_watch(void *user)
+{
+    struct nccl *nccl = user;
+    fp8_comm *comm = &nccl->comm;
+    bool pushed;
+    if (fp8_context_enter(comm->context, &pushed) != FP8_OK)
+        return NULL;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    (void)comm->context->driver->exchange_capture_mode(&mode);
+    const double step = comm->timeout < 1.0 ? comm->timeout / 10 : 0.1;
+    pthread_mutex_lock(&comm->lock);
+    while (!nccl->stop && comm->failed == FP8_OK) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += (long)(step * 1e9);
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        (void)pthread_cond_timedwait(&nccl->stopping, &comm->lock, &until);
+        if (!nccl->stop)
+            (void)poll_locked(nccl);
+    }
+    pthread_mutex_unlock(&comm->lock);
+    fp8_context_leave(comm->context, pushed);
+    return NULL;
+}
+
+/* ---- collectives ---- */
+
+static int dtype_of(fp8_dtype dtype)
+{
+    return dtype == FP8_DTYPE_BF16   ? FP8_NCCL_BFLOAT16
+           : dtype == FP8_DTYPE_FP16 ? FP8_NCCL_FLOAT16
+                                     : FP8_NCCL_FLOAT32;
+}
+
+/* Runs `enqueue` for all parts as one operation. */
+struct job {
+    const fp8_gather_part *gather;
+    const fp8_reduce_part *reduce;
+    float *values;
+    size_t count;
+    fp8_stream stream;
+};
+
+static int enqueue(struct nccl *nccl, const struct job *job, size_t i)
+{
+    const struct fp8_nccl *table = nccl->table;
+    if (job->gather)
+        return table->all_gather(job->gather[i].send, job->gather[i].recv, job->gather[i].bytes,
+                                 FP8_NCCL_UINT8, nccl->handle, job->stream);
+    if (job->reduce)
+        return table->reduce_scatter(job->reduce[i].send, job->reduce[i].recv, job->reduce[i].count,
+                                     dtype_of(job->reduce[i].dtype),
+                                     job->reduce[i].average ? FP8_NCCL_AVG : FP8_NCCL_SUM,
+                                     nccl->handle, job->stream);
+    return table->all_reduce(job->values, job->values, job->count, FP8_NCCL_FLOAT32, FP8_NCCL_MAX,
+                             nccl->handle, job->stream);
+}
+
+static bool is_empty(const struct job *job, size_t i)
+{
+    return job->gather   ? job->gather[i].bytes == 0
+           : job->reduce ? job->reduce[i].count == 0
+                         : false;
+}
+
+static fp8_status run(struct nccl *nccl, const struct job *job)
+{
+    fp8_comm *comm = &nccl->comm;
+    size_t parts = job->values ? 1 : job->count, wanted = 0;
+    for (size_t i = 0; i < parts; i++)
+        wanted += !is_empty(job, i);
+    if (wanted == 0)
+        return FP8_OK;
+    pthread_mutex_lock(&comm->lock);
+    fp8_status status = poll_locked(nccl);
+    if (status == FP8_OK) {
+        int result = wanted > 1 ? nccl->table->group_start() : FP8_NCCL_SUCCESS;
+        for (size_t i = 0;
+             i < parts && (result == FP8_NCCL_SUCCESS || result == FP8_NCCL_IN_PROGRESS); i++) {
+            if (!is_empty(job, i))
+                result = enqueue(nccl, job, i);
+        }
+        if (wanted > 1) {
+            int end = nccl->table->group_end();
+            if (result == FP8_NCCL_SUCCESS || result == FP8_NCCL_IN_PROGRESS)
+                result = end;
+        }
+        status = fp8_nccl_settle(nccl, result, comm->label);
+    }
+    if (status == FP8_OK)
+        status = remember(nccl, job->stream);
+    pthread_mutex_unlock(&comm->lock);
+    return status;
+}
+
+static fp8_status nccl_all_gather(fp8_comm *comm, const fp8_gather_part *parts, size_t count,
+                                  fp8_stream stream)
+{
+    const struct job job = { .gather = parts, .count = count, .stream = stream };
+    return count ? run((struct nccl *)comm, &job) : FP8_OK;
+}
+
+static fp8_status nccl_reduce_scatter(fp8_comm *comm, const fp8_reduce_part *parts, size_t count,
+                                      fp8_stream stream)
+{
+    const struct job job = { .reduce = parts, .count = count, .stream = stream };
+    return count ? run((struct nccl *)comm, &job) : FP8_OK;
+}
+
+static fp8_status nccl_all_reduce_max(fp8_comm *comm, float *values, size_t count,
+                                      fp8_stream stream)
+{
+    const struct job job = { .values = values, .count = count, .stream = stream };
+    return count ? run((struct nccl *)comm, &job) : FP8_OK;
+}
+
+/* ---- health ---- */
+
+static fp8_status nccl_poll(fp8_comm *comm)
+{
+    bool pushed;
+    FP8_TRY(fp8_context_enter(comm->context, &pushed));
+    pthread_mutex_lock(&comm->lock);
+    fp8_status status = poll_locked((struct nccl *)comm);
+    pthread_mutex_unlock(&comm->lock);
+    fp8_context_leave(comm->context, pushed);
+    return status;
+}
+
+static fp8_status nccl_wait(fp8_comm *comm, fp8_stream stream)
+{
+    const struct fp8_driver *driver = comm->context->driver;
+    for (int tries = 0;; tries++) {
+        CUresult query = driver->stream_query(stream);
+        if (query != CUDA_SUCCESS && query != CUDA_ERROR_NOT_READY)
+            return fp8_fail_cuda(driver, query, "rank %d of %d ('%s'): waiting after %s",
+                                 comm->rank, comm->ranks, comm->name, comm->label);
+        FP8_TRY(nccl_poll(comm));
+        if (query == CUDA_SUCCESS)
+            return FP8_OK;
+        fp8_comm_sleep(tries < 100 ? 1e-5 : 2e-4);
+    }
+}
+
+static void nccl_abort(fp8_comm *comm, const char *why)
+{
+    char text[FP8_COMM_SENTENCE];
+    bool pushed;
+    if (fp8_context_enter(comm->context, &pushed) != FP8_OK)
+        return;
+    pthread_mutex_lock(&comm->lock);
+    snprintf(text, sizeof text, "gave up after %s: %.300s", comm->label, why);
+    (void)fail((struct nccl *)comm, FP8_ERR_COMM, text);
+    pthread_mutex_unlock(&comm->lock);
+    fp8_context_leave(comm->context, pushed);
+}
+
+/* ---- memory ---- */
+
+/* Why windows are not used, or NULL. */
+const char *fp8_nccl_no_window(const struct nccl *nccl)
+{
+    if (nccl->flags & FP8_COMM_NO_COPY_ENGINE)
+        return "FP8_COMM_NO_COPY_ENGINE";
+    if (!nccl->comm.is_owned)
+        return "the communicator is adopted, and its policy is the caller's";
+    if (nccl->table->version < COPY_ENGINE_VERSION)
+        return "NCCL is older than 2.28";
+    if (!nccl->table->mem_alloc || !nccl->table->mem_free || !nccl->table->window_register ||
+        !nccl->table->window_deregister)
+        return "NCCL has no symmetric windows";
+    return NULL;
+}
+
+static fp8_status register_window(struct nccl *nccl, struct window *window, size_t bytes)
+{
+    int result = nccl->table->window_register(nccl->handle, window->memory, bytes, &window->window,
+                                              FP8_NCCL_WIN_COLL_SYMMETRIC);
+    if (result == FP8_NCCL_INVALID_ARGUMENT || result == FP8_NCCL_INVALID_USAGE) {
+        window->window = NULL; /* refused before anything was done: ordinary memory */
+        return FP8_OK;
+    }
+    return fp8_nccl_settle(nccl, result, "registering the gather pool");
+}
+
+static fp8_status alloc_window(struct nccl *nccl, struct window *window, size_t bytes)
+{
+    fp8_comm *comm = &nccl->comm;
+    const char *why = fp8_nccl_no_window(nccl);
+    bytes = fp8_align_up(bytes, FP8_NCCL_WINDOW_ALIGNMENT);
+    if (!why && nccl->table->mem_alloc(&window->memory, bytes) != FP8_NCCL_SUCCESS)
+        why = "ncclMemAlloc refuses", window->memory = NULL;
+    if (!why) {
+        window->is_nccl = true;
+        pthread_mutex_lock(&comm->lock);
+        fp8_status status = fp8_comm_failure_locked(comm);
+        if (status == FP8_OK)
+            status = register_window(nccl, window, bytes);
+        pthread_mutex_unlock(&comm->lock);
+        if (status != FP8_OK) {
+            (void)nccl->table->mem_free(window->memory);
+            return status;
+        }
+        if (!window->window)
+            why = "NCCL cannot make a symmetric window on this node";
+    } else {
+        FP8_TRY(fp8_memory_alloc(comm->context, bytes, &window->memory));
+    }
+    atomic_store(&comm->is_copy_engine, why == NULL);
+    if (why)
+        fp8_log_write(&comm->context->log, FP8_LOG_DISPATCH,
+                      "'%s': gathers of %zu bytes of memory by NCCL's kernels: %s", comm->name,
+                      bytes, why);
+    else
+        fp8_log_write(
+            &comm->context->log, FP8_LOG_DISPATCH,
+            "'%s': gathers of %zu bytes of memory by copy engines (symmetric window, NCCL %d)",
+            comm->name, bytes, nccl->table->version);
+    return FP8_OK;
+}
+
+static fp8_status nccl_alloc(fp8_comm *comm, size_t bytes, void **memory)
+{
+    struct nccl *nccl = (struct nccl *)comm;
+    for (int i = 0; i < WINDOWS; i++) {
+        struct window *window = &nccl->windows[i];
+        if (window->memory)
+            continue;
+        *window = (struct window){ .memory = NULL };
+        fp8_status status = alloc_window(nccl, window, bytes);
+        if (status != FP8_OK)
+            *window = (struct window){ .memory = NULL };
+        *memory = window->memory;
+        return status;
+    }
+    return fp8_fail(FP8_ERR_ARGUMENT, "comm_alloc: a communicator has at most %d pieces of memory",
+                    WINDOWS);
+}
+
+static void nccl_free(fp8_comm *comm, void *memory)
+{
+    struct nccl *nccl = (struct nccl *)comm;
+    for (int i = 0; i < WINDOWS; i++) {
+        struct window *window = &nccl->windows[i];
+        if (window->memory != memory)
+            continue;
+        pthread_mutex_lock(&comm->lock);
+        if (window->window && nccl->handle)
+            (void)fp8_nccl_settle(nccl,
+                                  nccl->table->window_deregister(nccl->handle, window->window),
+                                  "deregistering memory");
+        pthread_mutex_unlock(&comm->lock);
+        if (window->is_nccl)
+            (void)nccl->table->mem_free(memory);
+        else
+            fp8_memory_free(comm->context, memory);
+        *window = (struct window){ .memory = NULL };
+        return;
+    }
+}
+
+/* ---- the end ---- */
+
+static void nccl_destroy(fp8_comm *comm)
+{
+    struct nccl *nccl = (struct nccl *)comm;
+    bool pushed = false;
+    pthread_mutex_lock(&comm->lock);
+    nccl->stop = true;
+    pthread_cond_broadcast(&nccl->stopping);
+    pthread_mutex_unlock(&comm->lock);
+    if (nccl->watching)
+        pthread_join(nccl->watcher, NULL);
+    if (fp8_context_enter(comm->context, &pushed) == FP8_OK) {
+        /* Abort, not finalise: that would wait for ranks which may never come. */
+        if (nccl->handle && comm->is_owned)
+            (void)nccl->table->abort(nccl->handle);
+        for (int i = 0; i < PENDING && nccl->events[i]; i++)
+            (void)comm->context->driver->event_destroy(nccl->events[i]);
+        fp8_context_leave(comm->context, pushed);
+    }
+    pthread_cond_destroy(&nccl->stopping);
+    pthread_mutex_destroy(&comm->lock);
+    fp8_release(nccl);
+}
+
+const struct fp8_transport fp8_nccl_transport = {
+    .name = "nccl",
+    .all_gather = nccl_all_gather,
+    .reduce_scatter = nccl_reduce_scatter,
+    .all_reduce_max = nccl_all_reduce_max,
+    .poll = nccl_poll,
+    .wait = nccl_wait,
+    .abort = nccl_abort,
+    .alloc = nccl_alloc,
+    .free = nccl_free,
+    .destroy = nccl_destroy,
+};

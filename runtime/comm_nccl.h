@@ -1,0 +1,59 @@
+/*
+ * comm_nccl.h - the communicator over NCCL as its rooms share it: made in comm_nccl_create.c, used in
+ * comm_nccl.c; nccl_library.c opens the library. Not public.
+ */
+#ifndef FP8_COMM_NCCL_H
+#define FP8_COMM_NCCL_H
+
+#include "runtime/comm.h"
+#include "runtime/driver.h"
+#include "runtime/nccl_abi.h"
+
+enum { PENDING = 64, WINDOWS = 8, COPY_ENGINE_VERSION = 22800, NVLS_MODE_VERSION = 23100 };
+
+/* A collective that was enqueued. */
+struct pending {
+    CUevent event;
+    char label[FP8_COMM_LABEL];
+};
+
+struct window {
+    void *memory;
+    bool is_nccl; /* from ncclMemAlloc */
+    fp8_nccl_window window;
+};
+
+struct nccl {
+    fp8_comm comm;
+    const struct fp8_nccl *table;
+    struct fp8_nccl own_table; /* of an adopted communicator's NCCL */
+    fp8_nccl_comm handle;      /* NULL: aborted */
+    uint32_t flags;
+    CUevent events[PENDING];
+    struct pending pending[PENDING];
+    int head, count;   /* of pending */
+    double head_since; /* when the head became the oldest */
+    struct window windows[WINDOWS];
+    pthread_t watcher;
+    bool watching;
+    bool stop;
+    pthread_cond_t stopping;
+};
+
+extern const struct fp8_transport fp8_nccl_transport;
+
+/* A call on a non-blocking communicator may still be under way when it returns: waits for it. `what` is for
+ * messages; the lock is held. */
+fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what);
+/* Why gathers do not go through windows, or NULL. */
+const char *fp8_nccl_no_window(const struct nccl *nccl);
+/* The body of the thread that watches. */
+void *fp8_nccl_watch(void *nccl);
+
+/* nccl_library.c: the process's NCCL, opened by the first call. FP8_ERR_LIBRARY. */
+fp8_status fp8_nccl_open(const struct fp8_nccl **table);
+/* Looks up all functions; path may be "". */
+fp8_status fp8_nccl_fill(struct fp8_nccl *table, fp8_comm_symbol find, void *user,
+                         const char *path);
+
+#endif

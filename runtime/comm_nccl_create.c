@@ -1,0 +1,229 @@
+/*
+ * comm_nccl_create.c - communicators over NCCL: made with all other ranks, or adopted from the caller.
+ *
+ * In: options that comm.c has checked, or the caller's ncclComm_t. Out: the object of comm_nccl.h with its
+ * events and its thread. Communicators of ours are non-blocking and ask for the policy of no CTAs; multicast
+ * is switched off where NCCL can be told so. Of an adopted one only rank, size and device are read.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/comm_nccl.h"
+
+/* ---- creation ---- */
+
+static fp8_status make_events(struct nccl *nccl)
+{
+    const struct fp8_driver *driver = nccl->comm.context->driver;
+    for (int i = 0; i < PENDING; i++) {
+        CUresult result = driver->event_create(&nccl->events[i], CU_EVENT_DISABLE_TIMING);
+        if (result != CUDA_SUCCESS)
+            return fp8_fail_cuda(driver, result, "comm_create: an event");
+        nccl->pending[i].event = nccl->events[i];
+    }
+    return FP8_OK;
+}
+
+static fp8_status start_watcher(struct nccl *nccl)
+{
+    if (nccl->flags & FP8_COMM_NO_WATCHDOG)
+        return FP8_OK;
+    sigset_t all, old; /* the program's signals belong to its own threads */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int error = pthread_create(&nccl->watcher, NULL, fp8_nccl_watch, nccl);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (error)
+        return fp8_fail(FP8_ERR_MEMORY, "comm_create: the thread that watches does not start (%d)",
+                        error);
+    nccl->watching = true;
+    return FP8_OK;
+}
+
+static struct nccl *make_object(fp8_context *context, int32_t rank, int32_t ranks, double timeout,
+                                const char *name)
+{
+    struct nccl *nccl = fp8_allocate(sizeof *nccl);
+    if (!nccl) {
+        (void)fp8_fail_memory("a communicator", sizeof *nccl);
+        return NULL;
+    }
+    fp8_comm_setup(&nccl->comm, &fp8_nccl_transport, context, rank, ranks, timeout, name);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&nccl->stopping, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    return nccl;
+}
+
+static fp8_nccl_config configuration(const struct nccl *nccl)
+{
+    const int none = FP8_NCCL_UNDEFINED, version = nccl->table->version;
+    fp8_nccl_config config = {
+        sizeof config, FP8_NCCL_MAGIC, (unsigned)version,
+        none,          none,           none,
+        none,          NULL,           none,
+        none,          NULL,           none,
+        none,          none,           none,
+        none,          none,           none,
+        none,          none,           none,
+        none,          none,           none,
+        none,          none,
+    };
+    if (version < NVLS_MODE_VERSION)
+        config.size = offsetof(fp8_nccl_config, channels_per_net_peer);
+    else
+        config.nvls_host_mode = FP8_NCCL_NVLS_DISABLE;
+    config.blocking = 0;
+    config.comm_name = nccl->comm.name;
+    if (!fp8_nccl_no_window(nccl))
+        config.cta_policy = FP8_NCCL_CTA_POLICY_ZERO;
+    return config;
+}
+
+/* Waits until all ranks have come. */
+static fp8_status init(struct nccl *nccl, const fp8_comm_id *id)
+{
+    fp8_comm *comm = &nccl->comm;
+    fp8_nccl_config config = configuration(nccl);
+    fp8_nccl_id nccl_id;
+    memcpy(&nccl_id, id, sizeof nccl_id);
+    int result =
+        nccl->table->init_rank_config(&nccl->handle, comm->ranks, nccl_id, comm->rank, &config);
+    snprintf(comm->label, sizeof comm->label, "joining the communicator");
+    pthread_mutex_lock(&comm->lock);
+    fp8_status status = fp8_nccl_settle(nccl, result, comm->label);
+    pthread_mutex_unlock(&comm->lock);
+    return status;
+}
+
+fp8_status fp8_comm_create_nccl(fp8_context *context, const fp8_comm_options *options,
+                                const fp8_comm_id *id, fp8_comm **comm)
+{
+    const struct fp8_nccl *table;
+    FP8_TRY(fp8_nccl_open(&table));
+    struct nccl *nccl = make_object(context, options->rank, options->ranks,
+                                    options->timeout_seconds, options->name);
+    if (!nccl)
+        return FP8_ERR_MEMORY;
+    nccl->table = table;
+    nccl->flags = options->flags;
+    nccl->comm.version = table->version;
+    nccl->comm.path = table->path;
+    bool pushed;
+    fp8_status status = fp8_context_enter(context, &pushed);
+    if (status == FP8_OK) {
+        status = make_events(nccl);
+        if (status == FP8_OK)
+            status = init(nccl, id);
+        fp8_context_leave(context, pushed);
+    }
+    if (status == FP8_OK)
+        status = start_watcher(nccl);
+    if (status != FP8_OK) {
+        fp8_comm_destroy(&nccl->comm);
+        return status;
+    }
+    fp8_log_write(&context->log, FP8_LOG_INFO, "'%s': rank %d of %d, NCCL %d at %s",
+                  nccl->comm.name, options->rank, options->ranks, table->version, table->path);
+    *comm = &nccl->comm;
+    return FP8_OK;
+}
+
+/* ---- adoption ---- */
+
+static fp8_status check_adopt(const fp8_context *context, const fp8_comm_adopt_args *args)
+{
+    const char *call = "comm_adopt";
+    if (!context || !args)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is NULL", call, context ? "args" : "context");
+    if (args->size != sizeof *args)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: args->size is %u, this library's is %zu; start from "
+                        "FP8_COMM_ADOPT_ARGS_INIT",
+                        call, args->size, sizeof *args);
+    if (context->is_host)
+        return fp8_fail(FP8_ERR_UNSUPPORTED,
+                        "%s: an ncclComm_t belongs to a GPU, but this context is the host", call);
+    if (!args->nccl_comm)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: nccl_comm is NULL", call);
+    if (args->flags & ~(FP8_COMM_NO_COPY_ENGINE | FP8_COMM_NO_WATCHDOG) || args->reserved0)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: flags is %u; pass FP8_COMM_*", call, args->flags);
+    if (!(args->timeout_seconds >= 0 && args->timeout_seconds <= 1e6))
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: timeout_seconds is %g; pass 0 or up to a million",
+                        call, args->timeout_seconds);
+    return FP8_OK;
+}
+
+static fp8_status adopt_table(struct nccl *nccl, const fp8_comm_adopt_args *args)
+{
+    if (args->symbol) {
+        FP8_TRY(fp8_nccl_fill(&nccl->own_table, args->symbol, args->symbol_user, ""));
+        nccl->table = &nccl->own_table;
+    } else {
+        FP8_TRY(fp8_nccl_open(&nccl->table));
+    }
+    if (args->nccl_version && args->nccl_version != nccl->table->version)
+        return fp8_fail(
+            FP8_ERR_LIBRARY,
+            "comm_adopt: the communicator is of NCCL %d, but the NCCL in use is %d (%s); "
+            "two copies must not share a communicator: pass its functions (symbol)",
+            args->nccl_version, nccl->table->version,
+            args->symbol ? "of symbol" : nccl->table->path);
+    return FP8_OK;
+}
+
+static fp8_status read_adopted(struct nccl *nccl)
+{
+    fp8_comm *comm = &nccl->comm;
+    int rank = 0, ranks = 0, device = 0;
+    int result = nccl->table->user_rank(nccl->handle, &rank);
+    if (result == FP8_NCCL_SUCCESS)
+        result = nccl->table->count(nccl->handle, &ranks);
+    if (result == FP8_NCCL_SUCCESS)
+        result = nccl->table->cu_device(nccl->handle, &device);
+    if (result != FP8_NCCL_SUCCESS)
+        return fp8_fail(FP8_ERR_COMM, "comm_adopt: NCCL says '%s' (%d)",
+                        nccl->table->error_string(result), result);
+    if (device != comm->context->device)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "comm_adopt: the communicator is of device %d, the context of device %d",
+                        device, comm->context->device);
+    comm->rank = rank;
+    comm->ranks = ranks;
+    return FP8_OK;
+}
+
+fp8_status fp8_comm_adopt(fp8_context *context, const fp8_comm_adopt_args *args, fp8_comm **comm)
+{
+    if (!comm)
+        return fp8_fail(FP8_ERR_ARGUMENT, "comm_adopt: comm is NULL");
+    *comm = NULL;
+    FP8_TRY(check_adopt(context, args));
+    struct nccl *nccl = make_object(context, 0, 1, args->timeout_seconds, args->name);
+    if (!nccl)
+        return FP8_ERR_MEMORY;
+    nccl->comm.is_owned = false;
+    nccl->handle = args->nccl_comm;
+    nccl->flags = args->flags;
+    bool pushed = false;
+    fp8_status status = adopt_table(nccl, args);
+    if (status == FP8_OK)
+        status = read_adopted(nccl);
+    if (status == FP8_OK && (status = fp8_context_enter(context, &pushed)) == FP8_OK) {
+        status = make_events(nccl);
+        fp8_context_leave(context, pushed);
+    }
+    if (status == FP8_OK)
+        status = start_watcher(nccl);
+    if (status != FP8_OK) {
+        fp8_comm_destroy(&nccl->comm);
+        return fp8_report(context, status);
+    }
+    nccl->comm.version = nccl->table->version;
+    nccl->comm.path = nccl->table->path;
+    *comm = &nccl->comm;
+    return FP8_OK;
+}

@@ -1,0 +1,80 @@
+/*
+ * rig.c - see rig.h.
+ */
+#include "tests/ranks/rig.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct seat {
+    struct rank rank;
+    fp8_comm_group *group;
+    rank_body body;
+    pthread_t thread;
+};
+
+void rank_fault(struct rank *rank, const char *file, int line, const char *condition)
+{
+    if (!rank->fault[0])
+        snprintf(rank->fault, sizeof rank->fault, "%s:%d: rank %d of %d: %s (last error: %s)", file,
+                 line, rank->rank, rank->ranks, condition, fp8_last_error());
+}
+
+int says(const char *first, ...)
+{
+    const char *text = fp8_last_error();
+    int good = 1;
+    va_list words;
+    va_start(words, first);
+    for (const char *word = first; word; word = va_arg(words, const char *)) {
+        if (!strstr(text, word)) {
+            fprintf(stderr, "the error does not say '%s': %s\n", word, text);
+            good = 0;
+        }
+    }
+    va_end(words);
+    return good;
+}
+
+static void *run(void *user)
+{
+    struct seat *seat = user;
+    struct rank *rank = &seat->rank;
+    fp8_context_options options = FP8_CONTEXT_OPTIONS_INIT;
+    options.device = FP8_DEVICE_HOST;
+    options.threads = 1;
+    if (fp8_context_create(&options, &rank->context) != FP8_OK ||
+        fp8_comm_join(seat->group, rank->context, rank->rank, "test", &rank->comm) != FP8_OK)
+        rank_fault(rank, __FILE__, __LINE__, "joins");
+    else
+        seat->body(rank);
+    fp8_comm_destroy(rank->comm);
+    fp8_context_destroy(rank->context);
+    return NULL;
+}
+
+void ranks_run(int32_t ranks, double timeout, rank_body body, void *user)
+{
+    fp8_comm_group *group = NULL;
+    struct seat *seats = calloc((size_t)ranks, sizeof *seats);
+    assert_non_null(seats);
+    assert_int_equal(fp8_comm_group_create(ranks, timeout, &group), FP8_OK);
+    for (int32_t i = 0; i < ranks; i++) {
+        seats[i] = (struct seat){ .rank = { .rank = i, .ranks = ranks, .user = user },
+                                  .group = group,
+                                  .body = body };
+        assert_int_equal(pthread_create(&seats[i].thread, NULL, run, &seats[i]), 0);
+    }
+    for (int32_t i = 0; i < ranks; i++)
+        pthread_join(seats[i].thread, NULL);
+    fp8_comm_group_destroy(group);
+    int faults = 0;
+    for (int32_t i = 0; i < ranks; i++) {
+        if (seats[i].rank.fault[0])
+            fprintf(stderr, "%s\n", seats[i].rank.fault), faults++;
+    }
+    free(seats);
+    assert_int_equal(faults, 0);
+}
