@@ -68,7 +68,7 @@ extern "C" {
     X(FP8_ERR_CUBLASLT, 16, "cublaslt", "report the shape; no cuBLASLt algorithm accepts it")      \
     X(FP8_ERR_UNSUPPORTED, 17, "unsupported", "use what the message offers instead")               \
     X(FP8_ERR_INTERNAL, 18, "internal", "report this as a bug of fp8gen")                          \
-    X(FP8_ERR_CAPTURE, 19, "capture", "prepare everything before the capture of a graph begins")     \
+    X(FP8_ERR_CAPTURE, 19, "capture", "prepare everything before the capture of a graph begins")   \
     X(FP8_ERR_COMM, 20, "comm", "end all ranks, remove the cause the message names, start again")  \
     X(FP8_ERR_TIMEOUT, 21, "timeout", "find the rank that died or calls in another order")
 
@@ -690,6 +690,9 @@ typedef struct fp8_event fp8_event;
 FP8_API fp8_status fp8_event_create(fp8_context *context, fp8_event **event);
 FP8_API void fp8_event_destroy(fp8_event *event);
 FP8_API fp8_status fp8_event_record(fp8_event *event, fp8_stream stream);
+/* Work enqueued on `stream` from now on waits for the event, which may be of another stream; nothing to
+ * wait for if it was never recorded. */
+FP8_API fp8_status fp8_event_wait(fp8_event *event, fp8_stream stream);
 /* Seconds from start to end, both recorded; blocks until end has happened. */
 FP8_API fp8_status fp8_event_seconds(fp8_event *start, fp8_event *end, double *seconds);
 

@@ -99,6 +99,8 @@ fp8_status fp8_copy_2d(const struct fp8_context *context, void *target, int64_t 
                        const void *source, int64_t source_pitch, int64_t width, int64_t rows,
                        fp8_stream stream)
 {
+    if (width <= 0 || rows <= 0)
+        return FP8_OK;
     if (context->is_host) {
         for (int64_t i = 0; i < rows; i++)
             memmove((char *)target + i * target_pitch, (const char *)source + i * source_pitch,
@@ -304,6 +306,21 @@ fp8_status fp8_event_record(fp8_event *event, fp8_stream stream)
         return fp8_fail_cuda(event->context->driver, result, "event_record");
     event->recorded = true;
     return FP8_OK;
+}
+
+fp8_status fp8_event_wait(fp8_event *event, fp8_stream stream)
+{
+    if (!event)
+        return null_argument("event_wait", "event");
+    if (event->context->is_host || !event->recorded)
+        return FP8_OK;
+    bool pushed;
+    FP8_TRY(fp8_context_enter(event->context, &pushed));
+    CUresult result = event->context->driver->stream_wait_event(stream, event->event, 0);
+    fp8_context_leave(event->context, pushed);
+    if (result == CUDA_SUCCESS)
+        return FP8_OK;
+    return fp8_fail_cuda(event->context->driver, result, "event_wait");
 }
 
 fp8_status fp8_event_seconds(fp8_event *start, fp8_event *end, double *seconds)

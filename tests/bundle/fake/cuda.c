@@ -604,6 +604,26 @@ CUresult fake_synchronize(CUstream stream)
     return CUDA_SUCCESS;
 }
 
+EXPORT CUresult fake_stream_query(CUstream stream) __asm__("cuStreamQuery");
+CUresult fake_stream_query(CUstream stream)
+{
+    (void)stream;
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    return state.busy && state.busy() ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_stream_wait(CUstream stream, CUevent event,
+                                 unsigned flags) __asm__("cuStreamWaitEvent");
+CUresult fake_stream_wait(CUstream stream, CUevent event, unsigned flags)
+{
+    (void)event, (void)flags;
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    ENQUEUED(stream);
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult fake_event(CUevent *event, unsigned flags) __asm__("cuEventCreate");
 CUresult fake_event(CUevent *event, unsigned flags)
 {
@@ -620,11 +640,19 @@ CUresult fake_event_destroy(CUevent event)
 EXPORT CUresult fake_record(CUevent event, CUstream stream) __asm__("cuEventRecord");
 CUresult fake_record(CUevent event, CUstream stream)
 {
-    (void)event;
     MAY_FAIL();
     NEEDS_CONTEXT();
     ENQUEUED(stream);
+    *(char *)event = state.busy && state.busy();
     return CUDA_SUCCESS;
+}
+
+/* An event behind work that hangs has not happened as long as it does. */
+EXPORT CUresult fake_event_query(CUevent event) __asm__("cuEventQuery");
+CUresult fake_event_query(CUevent event)
+{
+    MAY_FAIL();
+    return *(char *)event && state.busy && state.busy() ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 EXPORT CUresult fake_event_synchronize(CUevent event) __asm__("cuEventSynchronize");

@@ -46,6 +46,7 @@ struct fake_cuda {
     int64_t misuse; /* launches, fills and copies without the right current context */
     int64_t depth;  /* pushed and not popped */
     fake_parameter parameter;
+    bool (*busy)(void); /* streams hang: NULL = never */
     /* One capture at a time: what CUDA forbids while it lasts breaks it (in relaxed mode nothing does). */
     void *captured;        /* the stream; NULL: none */
     bool captured_blocks;  /* it is a blocking stream */
