@@ -420,14 +420,24 @@ typedef struct fp8_call {
  * carry the same version, else the second update does nothing and the first weight is used. Either
  *   - give every weight versions of its own: version = step * weights + index, step from 1; or
  *   - clear the operand before another weight takes it: FP8_OPERAND_INIT, then data and bytes. dgrad
- *     then still takes two weights of one version for the same. */
+ *     then still takes two weights of one version for the same.
+ *
+ * In a CUDA graph `refresh` decides: versions are the host's, and the host sees a capture once and its
+ * replays never. With it the versions are not compared, the call always enqueues, and at each run its
+ * kernels do nothing (found_inf is not written either) where the word is 0. The operand carries `version`
+ * afterwards, whatever the word: it names the update's place in the graph, the same in every replay, so
+ * that saved and weight of one graph agree. What the bytes hold is then the caller's affair: the word is
+ * not 0 in the first run, nor in the first after something else used the operand's memory. A later call
+ * without refresh brings another version, else it takes the operand for current.
+ * FP8_ERR_UNSUPPORTED: refresh with a bundle whose weight steps do not take it. */
 typedef struct fp8_weight_args {
     uint32_t size;
     uint32_t copies;
     const fp8_tensor *w; /* [N,K], w_dtype */
     uint64_t version;    /* of w's values: never the same for two weights of one operand */
     fp8_operand *weight;
-    uint32_t *found_inf; /* set to 1 if w holds inf or NaN, else not written; may be NULL */
+    uint32_t *found_inf;     /* set to 1 if w holds inf or NaN, else not written; may be NULL */
+    const uint32_t *refresh; /* device memory, one word; NULL: `version` decides */
     fp8_call call;
     uint64_t reserved[4];
 } fp8_weight_args;
@@ -513,7 +523,7 @@ typedef struct fp8_backward_args {
     }
 #define FP8_WEIGHT_ARGS_INIT                                                                       \
     {                                                                                              \
-        sizeof(fp8_weight_args), 0, NULL, 0, NULL, NULL, FP8_CALL_INIT,                            \
+        sizeof(fp8_weight_args), 0, NULL, 0, NULL, NULL, NULL, FP8_CALL_INIT,                      \
         {                                                                                          \
             0, 0, 0, 0                                                                             \
         }                                                                                          \

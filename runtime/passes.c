@@ -41,6 +41,19 @@ static bool is_current(const fp8_operand *weight, const struct fp8_layer_plan *p
            weight->cols == plan->in_features && weight->dtype == plan->formats[FP8_ROLE_W];
 }
 
+static fp8_status check_refresh(const struct fp8_check *check, const uint32_t *refresh)
+{
+    if (refresh && check->plan->slots[FP8_SLOT_WHEN] < 0)
+        return fp8_fail(FP8_ERR_UNSUPPORTED,
+                        "%s: refresh is given, but the weight steps of layer '%s' do not take it; "
+                        "rebuild the bundle, or pass NULL",
+                        check->call, check->plan->name);
+    if ((uintptr_t)refresh % sizeof *refresh)
+        return fp8_fail(FP8_ERR_ALIGNMENT, "%s: refresh is %p, which is not a multiple of 4",
+                        check->call, (const void *)refresh);
+    return FP8_OK;
+}
+
 static fp8_status check_weight(const fp8_layer *layer, const fp8_weight_args *args,
                                uint32_t *copies)
 {
@@ -57,6 +70,7 @@ static fp8_status check_weight(const fp8_layer *layer, const fp8_weight_args *ar
                         "optimizer step and for each weight that shares the operand",
                         call);
     FP8_TRY(fp8_check_found_inf(call, args->found_inf));
+    FP8_TRY(check_refresh(&check, args->refresh));
     return fp8_check_call(&check, layer, &args->call);
 }
 
@@ -66,7 +80,7 @@ fp8_status fp8_weight_update(const fp8_layer *layer, const fp8_weight_args *args
     fp8_status status = check_weight(layer, args, &copies);
     if (status != FP8_OK)
         return layer ? fp8_report(layer->context, status) : status;
-    if (is_current(args->weight, layer->plan, copies, args->version))
+    if (!args->refresh && is_current(args->weight, layer->plan, copies, args->version))
         return FP8_OK;
     fp8_operand filled = *args->weight;
     fp8_operand_clear(args->weight);
@@ -75,6 +89,7 @@ fp8_status fp8_weight_update(const fp8_layer *layer, const fp8_weight_args *args
     fp8_frame_init(&frame, layer, &args->call, 0);
     fp8_frame_tensor(&frame, FP8_SLOT_W, args->w);
     fp8_frame_address(&frame, FP8_SLOT_FOUND_INF, args->found_inf);
+    fp8_frame_address(&frame, FP8_SLOT_WHEN, (void *)args->refresh);
     fp8_frame_operand(&frame, FP8_ROLE_W, &filled);
     fp8_frame_workspace(&frame, FP8_PASS_WEIGHT, args->call.workspace, false);
     status = enqueue(&frame, FP8_PASS_WEIGHT, 0);
