@@ -60,7 +60,15 @@ def _tensor(rows, cols, dtype):
 
 def _operand(role, dtype, rows, cols, copies):
     size = operand.operand_bytes(rows, cols, copies)
-    return abi.Operand(ctypes.sizeof(abi.Operand), role, None, size, dtype, copies, rows, cols)
+    return abi.Operand(
+        size=ctypes.sizeof(abi.Operand),
+        role=role,
+        bytes=size,
+        dtype=dtype,
+        copies=copies,
+        rows=rows,
+        cols=cols,
+    )
 
 
 class Plan:

@@ -63,7 +63,15 @@ _SIZE = ctypes.sizeof(abi.Operand)
 def filled(data, role, dtype, rows, cols, copies, version=0):
     """The C struct of a filled operand."""
     return abi.Operand(
-        _SIZE, role, data.data_ptr(), data.numel(), dtype, copies, rows, cols, version
+        size=_SIZE,
+        role=role,
+        data=data.data_ptr(),
+        bytes=data.numel(),
+        dtype=dtype,
+        copies=copies,
+        rows=rows,
+        cols=cols,
+        version=version,
     )
 
 
