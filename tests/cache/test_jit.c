@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -451,6 +452,113 @@ static void prepare_makes_all_at_once(void **state)
     assert_int_equal(seen.calls, 7 - (seen.calls == 6)); /* 2 and 6 are equal: one call or two */
 }
 
+/* ---- ranks --------------------------------------------------------------------------------------------------- */
+
+/* Two ranks, as threads with a context and a cache each, and collectives that wait for the other rank, but not
+ * for ever. Rank 1 has an empty cache and a slow compiler. */
+enum { RANKS = 2, STEPS = 3, COMPILE_MS = 100, PATIENCE_MS = 500 };
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int entered; /* collectives, all ranks together */
+    bool prepares;
+} job = { .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER };
+
+struct rank {
+    pthread_t thread;
+    fp8gen_jit_options options;
+    int timeouts;
+};
+
+/* patience 0: as long as it takes, like making a communicator. */
+static bool collective(int patience_ms)
+{
+    struct timespec end;
+    int error = 0;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_nsec += patience_ms % 1000 * 1000000L;
+    end.tv_sec += patience_ms / 1000 + end.tv_nsec / 1000000000;
+    end.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&job.lock);
+    int wanted = job.entered / RANKS * RANKS + RANKS;
+    job.entered++;
+    pthread_cond_broadcast(&job.changed);
+    while (job.entered < wanted && error == 0)
+        error = patience_ms ? pthread_cond_timedwait(&job.changed, &job.lock, &end)
+                            : pthread_cond_wait(&job.changed, &job.lock);
+    bool done = job.entered >= wanted;
+    while (!done && job.entered < wanted) /* late, but so that the next one starts together */
+        pthread_cond_wait(&job.changed, &job.lock);
+    pthread_mutex_unlock(&job.lock);
+    return done;
+}
+
+static void *run_rank(void *user)
+{
+    struct rank *rank = user;
+    fp8_context_options host = FP8_CONTEXT_OPTIONS_INIT;
+    fp8_context *own;
+    fp8_layer_description d[2] = { describe(80), describe(96) };
+    host.device = FP8_DEVICE_HOST, host.threads = 1, host.log = log_line;
+    if (fp8_context_create(&host, &own) != FP8_OK)
+        return NULL;
+    bool good = fp8_context_set_provider(own, provider, &rank->options) == FP8_OK;
+    if (job.prepares)
+        good = fp8_context_prepare(own, d, 2) == FP8_OK && good;
+    collective(0);
+    for (int i = 0; i < STEPS; i++) {
+        const fp8_layer *layer;
+        good = fp8_context_layer(own, &d[i % 2], &layer) == FP8_OK && good;
+        rank->timeouts += !collective(PATIENCE_MS);
+    }
+    fp8_context_destroy(own);
+    return good ? rank : NULL;
+}
+
+/* Timeouts of all collectives. */
+static int run_job(bool prepares, int number)
+{
+    struct rank ranks[RANKS];
+    char caches[RANKS][RIG_PATH];
+    int timeouts = 0;
+    job.prepares = prepares;
+    job.entered = 0;
+    for (int i = 0; i < RANKS; i++) {
+        ranks[i] = (struct rank){ .options = options };
+        char name[32];
+        snprintf(name, sizeof name, i ? "cold%d" : "warm", number);
+        snprintf(caches[i], RIG_PATH, "%s", rig_path(name));
+        ranks[i].options.cache_dir = caches[i];
+        ranks[i].options.jobs = 1;
+        assert_int_equal(pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]), 0);
+    }
+    for (int i = 0; i < RANKS; i++) {
+        void *good;
+        pthread_join(ranks[i].thread, &good);
+        assert_non_null(good);
+        timeouts += ranks[i].timeouts;
+    }
+    return timeouts;
+}
+
+static void a_slow_compiler_of_one_rank(void **state)
+{
+    (void)state;
+    char delay[16];
+    run_job(true, 0); /* fills the cache of rank 0 */
+    snprintf(delay, sizeof delay, "%d", COMPILE_MS);
+    setenv("FAKE_NVRTC_DELAY_MS", delay, 1);
+    int compiled = rig_compiled("start");
+    assert_int_equal(run_job(true, 1), 0);
+    assert_true(rig_compiled("start") > compiled);
+    assert_int_equal(rig_logged("not prepared"), 0);
+    /* Unprepared, the same compilations lie in a step: the other rank's patience ends, and the log says
+     * why. */
+    assert_true(run_job(false, 2) > 0);
+    assert_true(rig_logged(" ms inside a step; fp8_context_prepare makes it beforehand") > 0);
+}
+
 /* The library's own calls, from threads: one compilation, one path, for each spec. */
 static void *bundle_thread(void *user)
 {
@@ -538,6 +646,7 @@ int main(int argc, char **argv)
         TEST(a_compile_holds_up_nobody_else),
         TEST(all_who_wait_hear_of_a_failure),
         TEST(prepare_makes_all_at_once),
+        TEST(a_slow_compiler_of_one_rank),
         TEST(bundles_from_threads),
         TEST(arguments_of_the_library),
     };
