@@ -2,12 +2,13 @@
 --
 -- In: the record that the spec returned (sandbox.lua), the overrides. Out: the model table that
 -- plan.lua reads (every default filled in, every value of its range), and problems in a report
--- (report.lua). Knows the meaning of fields only through schema.lua and the few rules between
--- fields that are written here. A value that was refused is left out of later rules: one mistake
+-- (report.lua). Knows the meaning of fields only through schema.lua and the rules between fields
+-- (rules.lua). A value that was refused is left out of later rules: one mistake
 -- gives one error.
 
 local locate = require "locate"
 local report = require "report"
+local rules = require "rules"
 local schema = require "schema"
 
 local check = {}
@@ -135,10 +136,11 @@ local function check_keys(state, scope, entry, fields)
             break
         end
         local other = schema.other_fields[scope] and schema.other_fields[scope][key]
+        local foreign = rules.foreign_field(scope, key)
         local near = locate.nearest(key, schema.names(scope))
         meant[near or ""] = true
         local known = "fields here: " .. table.concat(schema.names(scope), ", ")
-        state.report:key(entry, key, {
+        state.report:key(entry, key, foreign or {
             message = other and ("field '%s': %s"):format(key, other[1])
                 or ("unknown field %s"):format(quoted(key)),
             hint = other and other[2]
@@ -269,7 +271,7 @@ function check.recipe(state, record)
         end
         recipe[field.name] = value
     end
-    return recipe
+    return rules.recipe(state, record, recipe) and recipe or nil
 end
 
 local function default_recipe(name)
@@ -388,6 +390,7 @@ local function check_layer(state, record, model)
         layer[field.name], from[field.name] = value, source
     end
     check_tokens(state, record, layer, from)
+    rules.layer(state, record, own, model, layer, refused)
     return layer
 end
 
@@ -542,6 +545,7 @@ function check.model(state, record)
     local mesh = fill_nested("mesh", state.overrides, values.mesh)
     local shard = fill_nested("shard", values.shard)
     local layers = check_layers(state, record, values, meant)
+    rules.model(state, record, values, layers, refused)
     return { name = name, mesh = mesh, shard = shard, layers = layers }
 end
 

@@ -9,7 +9,8 @@
 --   optional  true: a layer may be without it
 --   layer     true: a layer may give it too; what the model gives is then the default of its layers
 --   refused   value -> { message, hint }: values that people try, with the reason why not
--- Lists keep their order: it is the order of messages and of the printed list.
+-- Lists keep their order: it is the order of messages and of the printed list. Rules between fields are
+-- rules.lua's.
 
 local schema = { max_ranks = 4096 }
 
@@ -53,8 +54,7 @@ local function dtype_field(name, choices, default, doc, fp8_message, fp8_hint)
     }
 end
 
-local no_fp8_output = "an FP8 tensor needs a scale, and recipe 'current' knows it only after the"
-    .. " whole tensor is computed"
+local no_fp8_output = "whoever reads it quantises it, by the recipe of its own layer"
 
 local common = {
     {
@@ -73,6 +73,16 @@ local common = {
     {
         name = "recipe", type = "recipe", default = "current", layer = true,
         doc = "how tensors are scaled to FP8",
+    },
+    {
+        name = "compute", type = "choice", choices = { "fp8", "bf16" }, default = "fp8",
+        layer = true, doc = "bf16: the layer's products are of bf16, without scales",
+        refused = merge(
+            refuse({ "fp16", "float16", "half", "fp32", "float32", "tf32" },
+                "a layer computes in FP8 or in bf16", 'use "bf16" for layers that FP8 does not suit'),
+            refuse({ "e4m3", "e5m2", "float8" }, "the format of FP8 is a field of the recipe",
+                'use compute = "fp8" and recipe = recipe.current { format = ... }'),
+            refuse({ "bfloat16" }, "unknown dtype 'bfloat16'", "did you mean 'bf16'?")),
     },
     {
         name = "accumulation", type = "table", fields = "accumulation", layer = true,
@@ -107,6 +117,37 @@ local function accumulation_field(name, default, doc)
     return {
         name = name, type = "choice", choices = { "fast", "split" }, default = default, doc = doc,
         refused = { [128] = interval, [256] = interval, [512] = interval },
+    }
+end
+
+local no_e5m2 = {
+    "format 'e5m2' would multiply E5M2 by E5M2, which no cuBLASLt routine does",
+    'use "hybrid": E5M2 for dy alone',
+}
+
+local function hybrid_format()
+    return {
+        name = "format", type = "choice", choices = { "hybrid", "e4m3" }, default = "hybrid",
+        doc = "hybrid: x and w E4M3, dy E5M2; e4m3: all E4M3", refused = { e5m2 = no_e5m2 },
+    }
+end
+
+-- Of recipes whose scales are so many that no tensor needs the range of E5M2.
+local function e4m3_format(recipe)
+    local why = ("recipe '%s' has E4M3 alone: its many scales give the range that E5M2 is for, and \z
+E4M3 has a bit more of precision"):format(recipe)
+    return {
+        name = "format", type = "choice", choices = { "e4m3" }, default = "e4m3",
+        doc = "x, w and dy are E4M3",
+        refused = refuse({ "hybrid", "e5m2" }, why,
+            'leave it out, or use recipe.current or recipe.delayed for "hybrid"'),
+    }
+end
+
+local function power_of_two(default)
+    return {
+        name = "power_of_two", type = "boolean", default = default,
+        doc = "round scales down to powers of two",
     }
 end
 
@@ -166,37 +207,51 @@ schema.scopes = {
         accumulation_field("dgrad", "split", "sum over out_features"),
         accumulation_field("wgrad", "split", "sum over tokens"),
     },
-    ["recipe.current"] = {
+    ["recipe.current"] = { hybrid_format(), power_of_two(false) },
+    ["recipe.delayed"] = {
+        hybrid_format(),
         {
-            name = "format", type = "choice", choices = { "hybrid", "e4m3" }, default = "hybrid",
-            doc = "hybrid: x and w E4M3, dy E5M2; e4m3: all E4M3",
-            refused = {
-                e5m2 = {
-                    "format 'e5m2' would multiply E5M2 by E5M2, which no cuBLASLt routine does",
-                    'use "hybrid": E5M2 for dy alone',
-                },
-            },
+            name = "history_length", type = "integer", min = 1, max = 65536, default = 1024,
+            doc = "amaxes that are kept of every tensor, one an optimizer step",
         },
         {
-            name = "power_of_two", type = "boolean", default = false,
-            doc = "round scales down to powers of two",
+            name = "algo", type = "choice", choices = { "max", "most_recent" }, default = "max",
+            doc = "the scale comes from the largest amax of the history, or from the last",
         },
+        {
+            name = "margin", type = "integer", min = 0, max = 16, default = 0,
+            doc = "leaves 2^margin of room above the amax",
+        },
+        {
+            name = "calibrate", type = "boolean", default = false,
+            doc = "a tensor without a history takes its own amax, not scale 1",
+        },
+        power_of_two(false),
     },
+    ["recipe.rowwise"] = { e4m3_format("rowwise"), power_of_two(true) },
+    ["recipe.rowwise_hp_wgrad"] = { e4m3_format("rowwise_hp_wgrad"), power_of_two(true) },
+    ["recipe.block"] = { e4m3_format("block"), power_of_two(true) },
 }
 
-schema.scope_order = { "model", "layer", "mesh", "shard", "accumulation", "recipe.current" }
+-- Largest margin of delayed scaling with scales that are powers of two.
+schema.power_of_two_margin = 6
+
+schema.recipes = { "current", "delayed", "rowwise", "rowwise_hp_wgrad", "block" }
+schema.scope_order = { "model", "layer", "mesh", "shard", "accumulation" }
 schema.scope_title = {
     model = 'model "name" { ... }',
     layer = 'linear "name" { ... }',
     mesh = "mesh = { ... }",
     shard = "shard = { ... }",
     accumulation = "accumulation = { ... }",
-    ["recipe.current"] = "recipe.current { ... }",
 }
+for _, name in ipairs(schema.recipes) do
+    local scope = "recipe." .. name
+    table.insert(schema.scope_order, scope)
+    schema.scope_title[scope] = scope .. " { ... }"
+end
 
-schema.recipes = { "current" }
--- Names of recipes that people know from elsewhere.
-schema.other_recipes = { "delayed", "rowwise", "rowwise_hp_wgrad", "block", "mx" }
+schema.other_recipes = { "mx" }
 
 -- Fields that stand elsewhere, or in no spec of this version: { message, hint }.
 local tensor_parallel = {
@@ -251,7 +306,7 @@ function schema.range(field)
     elseif field.type == "name" then
         return '"name"'
     elseif field.type == "recipe" then
-        return "recipe." .. table.concat(schema.recipes, " | recipe.")
+        return "a recipe, see below"
     elseif field.type == "layers" then
         return ("1..%d layers"):format(schema.max_layers)
     end
