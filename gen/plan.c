@@ -44,19 +44,24 @@ static json_t *attach(lua_State *L, struct slot slot, json_t *value)
 
 static void convert(lua_State *L, int index, struct slot slot);
 
-/* A table with an element 1 is an array, any other an object. */
+/* A table with an element 1 is an array, and so is one with a metatable (an empty array); any other an
+ * object. */
 static void convert_table(lua_State *L, int index, struct slot slot)
 {
     luaL_checkstack(L, 4, "plan is too deep");
     lua_Integer length = (lua_Integer)lua_rawlen(L, index);
-    json_t *value = attach(L, slot, length > 0 ? json_array() : json_object());
+    int top = lua_gettop(L);
+    bool array = length > 0 || lua_getmetatable(L, index) != 0;
+    json_t *value = attach(L, slot, array ? json_array() : json_object());
     for (lua_Integer i = 1; i <= length; i++) {
         lua_rawgeti(L, index, i);
         convert(L, lua_gettop(L), (struct slot){ slot.root, value, NULL });
         lua_pop(L, 1);
     }
-    if (length > 0)
+    if (array) {
+        lua_settop(L, top);
         return;
+    }
     lua_pushnil(L);
     while (lua_next(L, index)) {
         if (lua_type(L, -2) != LUA_TSTRING)
@@ -141,6 +146,12 @@ static void push_format(lua_State *L)
         { "pad_rows", FP8_PAD_ROWS },
         { "part_align", FP8_PART_ALIGN },
         { "scales_count", FP8_SCALES_COUNT },
+        { "pad_row_scales", FP8_PAD_ROW_SCALES },
+        { "pad_block_scales", FP8_PAD_BLOCK_SCALES },
+        { "pad_tile_scales", FP8_PAD_TILE_SCALES },
+        { "block", FP8_BLOCK },
+        { "band_rows", FP8_BAND_ROWS },
+        { "dbias_rows", FP8_DBIAS_ROWS },
     };
     lua_newtable(L);
     lua_pushlightuserdata(L, NULL);

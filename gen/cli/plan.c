@@ -131,7 +131,7 @@ static int64_t element_bytes(const char *dtype)
     return 0;
 }
 
-/* Bytes of the parts of one operand that are kept: all, or without the row copy. */
+/* Bytes of the parts of one operand that are kept: all, or without the row copy and its scales. */
 static double operand_bytes(const json_t *layer, const char *object, bool row)
 {
     double sum = 0;
@@ -141,7 +141,7 @@ static double operand_bytes(const json_t *layer, const char *object, bool row)
     {
         if (strcmp(text_of(buffer, "object"), object) != 0)
             continue;
-        if (!row && strcmp(text_of(buffer, "part"), "row") == 0)
+        if (!row && strncmp(text_of(buffer, "part"), "row", 3) == 0)
             continue;
         int64_t tokens = integer_of(layer, "tokens");
         int64_t bytes = dim_value(json_object_get(buffer, "rows"), tokens) *
@@ -154,13 +154,21 @@ static double operand_bytes(const json_t *layer, const char *object, bool row)
 
 /* ---- steps -------------------------------------------------------------------------------------------- */
 
+/* A number of a step; "M" is the usual tokens, "<buffer>.rows" the rows of a buffer. */
 static int64_t argument(const json_t *layer, const json_t *step, const char *name)
 {
     const json_t *value = json_object_get(json_object_get(step, "args"), name);
     const char *text = json_string_value(value);
+    int64_t tokens = integer_of(layer, "tokens");
     if (text && strcmp(text, "M") == 0)
-        return integer_of(layer, "tokens");
-    return json_integer_value(value);
+        return tokens;
+    const char *dot = text ? strchr(text, '.') : NULL;
+    if (!dot)
+        return json_integer_value(value);
+    char buffer[64];
+    snprintf(buffer, sizeof buffer, "%.*s", (int)(dot - text), text);
+    return dim_value(json_object_get(find_named(json_object_get(layer, "buffers"), buffer), "rows"),
+                     tokens);
 }
 
 static const json_t *dispatch_of(const json_t *layer, const json_t *step)
@@ -204,7 +212,9 @@ static void kernel_cells(struct cli_table *table, const json_t *plan, const json
     cli_table_cell(table, CLI_PLAIN, "%s", name);
     cli_table_cell(table, CLI_PLAIN, "%s%s%s", text_of(semantics, "source_dtype"),
                    target ? " -> " : "", target ? target : "");
-    cli_table_cell(table, CLI_PLAIN, "%" PRId64 " x %" PRId64, argument(layer, step, "rows"),
+    bool sums = strcmp(text_of(step, "op"), "column_sums") == 0;
+    cli_table_cell(table, CLI_PLAIN, "%" PRId64 " x %" PRId64,
+                   argument(layer, step, sums ? "partial_rows" : "rows"),
                    argument(layer, step, "cols"));
 }
 
@@ -444,9 +454,24 @@ static int choose_rank(json_t *plan, int64_t rank)
 
 /* ---- layers ------------------------------------------------------------------------------------------- */
 
+/* "delayed hybrid power-of-two, max of 1024" */
+static void print_recipe(const json_t *recipe)
+{
+    const char *algo = json_string_value(json_object_get(recipe, "algo"));
+    printf("recipe %s %s%s", text_of(recipe, "name"), text_of(recipe, "format"),
+           json_is_true(json_object_get(recipe, "power_of_two")) ? " power-of-two" : "");
+    if (!algo)
+        return;
+    printf(", %s of %" PRId64 " steps", strcmp(algo, "max") == 0 ? "max" : "most recent",
+           integer_of(recipe, "history_length"));
+    if (integer_of(recipe, "margin") > 0)
+        printf(", margin %" PRId64, integer_of(recipe, "margin"));
+    if (json_is_true(json_object_get(recipe, "calibrate")))
+        printf(", calibrated");
+}
+
 static void print_heading(const json_t *layer)
 {
-    const json_t *recipe = json_object_get(layer, "recipe");
     const char *on = cli_style_on(CLI_BOLD), *off = cli_style_off();
     int64_t m = integer_of(layer, "tokens"), n = integer_of(layer, "out_features");
     int64_t k = integer_of(layer, "in_features"), count = integer_of(layer, "count");
@@ -454,12 +479,13 @@ static void print_heading(const json_t *layer)
     if (count > 1)
         printf(" (%" PRId64 " of them)", count);
     printf(": y[%" PRId64 ",%" PRId64 "] = x[%" PRId64 ",%" PRId64 "] w[%" PRId64 ",%" PRId64
-           "]^T%s",
+           "]^T%s, ",
            m, n, m, k, n, k, json_is_true(json_object_get(layer, "bias")) ? " + bias" : "");
-    printf(", recipe %s %s%s, up to %" PRId64 " tokens\n", text_of(recipe, "name"),
-           text_of(recipe, "format"),
-           json_is_true(json_object_get(recipe, "power_of_two")) ? " power-of-two" : "",
-           integer_of(layer, "max_tokens"));
+    if (strcmp(text_of(layer, "compute"), "bf16") == 0)
+        printf("computed in bf16");
+    else
+        print_recipe(json_object_get(layer, "recipe"));
+    printf(", up to %" PRId64 " tokens\n", integer_of(layer, "max_tokens"));
 }
 
 static struct cost print_layer(const json_t *plan, const json_t *layer, int64_t rank)

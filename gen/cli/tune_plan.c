@@ -184,6 +184,14 @@ static int unknown_layer(const json_t *layers, const char *wanted)
     return CLI_USAGE;
 }
 
+/* Tuning is of products with one scale a tensor: cuBLASLt alone computes the others. */
+static bool is_tunable(const json_t *record)
+{
+    const json_t *step = gemm_step(record, "fprop");
+    return strcmp(text_of(step, "a_scaling"), "tensor") == 0 &&
+           strcmp(text_of(step, "b_scaling"), "tensor") == 0;
+}
+
 static int read_layers(struct reader *r, const json_t *layers, const char *only)
 {
     static const fp8_pass passes[] = { FP8_PASS_FPROP, FP8_PASS_WGRAD, FP8_PASS_DGRAD };
@@ -197,6 +205,12 @@ static int read_layers(struct reader *r, const json_t *layers, const char *only)
         if (code || (only && strcmp(text_of(record, "name"), only) != 0))
             continue;
         found = true;
+        if (!is_tunable(record)) {
+            cli_note("layer '%s' has nothing to tune: its products are not of FP8 with one scale a "
+                     "tensor",
+                     text_of(record, "name"));
+            continue;
+        }
         code = add_layer(r->plan, record, &place);
         for (int i = 0; !code && i < 3; i++)
             code = read_step(r, record, place, passes[i]);
@@ -216,9 +230,13 @@ int tune_plan_read(struct tune_plan *plan, const char *json, const char *only,
     }
     int code = read_layers(&r, json_object_get(root, "layers"), only);
     json_decref(root);
-    if (!code && plan->count == 0) {
+    if (!code && plan->count == 0 && plan->layer_count > 0) {
         cli_error("no GEMM has a range that holds the tokens of --tokens");
         cli_hint("the ranges end at the spec's max_tokens");
+        return CLI_USAGE;
+    }
+    if (!code && plan->count == 0) {
+        cli_error("the spec has no GEMM that can be tuned");
         return CLI_USAGE;
     }
     return code;

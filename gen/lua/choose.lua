@@ -62,6 +62,7 @@ local function problem_of(gemm, tokens)
         cols = extent(gemm.cols),
         depth = extent(gemm.depth),
         accumulation = gemm.accumulation,
+        scaling = gemm.scaling,
         out = gemm.dtype,
         add = gemm.accumulates, -- the usual way of a pass that can
         sms = tile.SMS,
@@ -70,7 +71,7 @@ end
 
 -- A pass that accumulates also overwrites, with the same configuration.
 local function fits(configuration, problem)
-    if not tile.fits(configuration, problem) then return false end
+    if problem.scaling ~= "tensor" or not tile.fits(configuration, problem) then return false end
     if not problem.add then return true end
     local overwrite = {}
     for key, value in pairs(problem) do overwrite[key] = value end
@@ -91,7 +92,7 @@ end
 
 local function kind_of(gemm)
     return table.concat({ gemm.a_dtype, gemm.b_dtype, gemm.dtype, gemm.accumulation,
-        gemm.accumulates and "add" or "" }, " ")
+        gemm.scaling, gemm.accumulates and "add" or "" }, " ")
 end
 
 -- A problem to pick configurations for. Sets of them are tried on it again and again, so their order is
@@ -199,14 +200,24 @@ local function describe(item, problem, tokens)
         100 * item.full)
 end
 
+-- Why no generated configuration computes it.
+local function unserved(gemm)
+    local why = gemm.scaling ~= "tensor" and gemm.scaling or nil
+    return why and ("generated kernels have no scales of this kind (%s)"):format(why)
+        or ("no generated configuration serves %s accumulation into %s"):format(gemm.accumulation,
+            gemm.dtype)
+end
+
 -- By the model.
 local function predicted(gemm, range, set)
     local tokens = tokens_for(gemm, range)
     local problem = problem_of(gemm, tokens)
     local item, lt = best_of(problem, set), tile.cublaslt_seconds(problem)
     local lt_figure = figure(problem, lt)
-    if not item then
-        return { cublaslt(gemm, lt, "no generated configuration serves it") }
+    if gemm.plain then
+        return { cublaslt(gemm, lt) }
+    elseif not item then
+        return { cublaslt(gemm, lt, unserved(gemm)) }
     elseif item.seconds > lt * CLEARLY then
         return { cublaslt(gemm, lt, ("predicted %s TFLOP/s at M %d, generated %s %s"):format(
             lt_figure, tokens, item.configuration.name, figure(problem, item.seconds))) }
@@ -227,8 +238,7 @@ local function forced(gemm, range, word)
     if word == "cublaslt" then return { cublaslt(gemm, lt, why) } end
     local item = best_of(problem, wanted and { [wanted.name] = true })
     if not item then
-        return { cublaslt(gemm, lt, ("%s, which does not serve %s accumulation into %s"):format(why,
-            gemm.accumulation, gemm.dtype)) }
+        return { cublaslt(gemm, lt, ("%s, but %s"):format(why, unserved(gemm))) }
     end
     return {
         generated(item.configuration, item.seconds, why .. "; " .. describe(item, problem, tokens)),
@@ -261,9 +271,11 @@ local function tuned(gemm, range, entry, other)
     return { choice, cublaslt(gemm, tile.cublaslt_seconds(problem)) }
 end
 
--- The tuning entries of this GEMM: those of the way that it is usually used, and of the other.
+-- The tuning entries of this GEMM: those of the way that it is usually used, and of the other. Files are of
+-- GEMMs with one scale a tensor.
 local function entries_of(gemm, tuning)
     local usual, other = {}, {}
+    if gemm.scaling ~= "tensor" then return usual, other end
     for _, entry in ipairs(tuning) do
         if entry.pass == gemm.pass and entry.N == gemm.N and entry.K == gemm.K
             and entry.a_dtype == gemm.a_dtype and entry.b_dtype == gemm.b_dtype

@@ -9,6 +9,7 @@
 -- plain copy reaches; a launch costs its gap; tile.lua knows the GEMMs.
 
 local dims = require "dims"
+local tile = require "tile"
 
 local M = {}
 
@@ -18,6 +19,11 @@ local extent, SIZE = dims.extent, dims.SIZE
 local COPY = 4.25e12 -- bytes/s, read + write, of a plain device copy
 local COPY_SHARE = 0.88 -- of that, reached by amax, quantise and store kernels
 local LAUNCH = 3e-6 -- seconds from one kernel's end to the next one's full speed
+
+-- Arguments whose buffers a step moves once. Partial amaxes of whole tensors are not worth a word.
+local moved = { "source", "row", "row_scales", "transposed", "transposed_scales", "column_partials",
+    "dbias_partials", "dbias" }
+local summed = { "partials", "dbias" } -- of column_sums
 
 local function number(value, tokens) return value == "M" and tokens or value end
 
@@ -51,8 +57,34 @@ local function step_cost(step, sizes, tokens, gemm)
         end
         return bytes, flops, seconds
     end
-    local bytes = bytes_of(step, { "source", "row", "transposed", "dbias" }, sizes)
+    if step.args.when == "state_fresh" then return 0.0, 0.0, 0.0 end -- of the first step alone
+    local bytes = bytes_of(step, step.op == "column_sums" and summed or moved, sizes)
     return bytes, 0.0, bytes / (COPY * COPY_SHARE) + LAUNCH
+end
+
+-- A pair of steps that one kernel takes the place of where the tensor fits on chip: its cost, else nil.
+local function alternative_cost(step, sizes, tokens)
+    local other = step.alternative
+    if not other then return nil end
+    local elements = 1.0 * number(step.args.rows, tokens) * number(step.args.cols, tokens)
+    if elements > other.elements_per_sm * tile.SMS then return nil end
+    return step_cost({ op = "fused", args = other.args }, sizes, tokens)
+end
+
+-- The bytes, FLOPs and seconds of a list of steps.
+local function steps_cost(steps, sizes, tokens, gemm)
+    local total = { bytes = 0.0, flops = 0.0, seconds = 0.0 }
+    local at = 1
+    while at <= #steps do
+        local bytes, flops, seconds = alternative_cost(steps[at], sizes, tokens)
+        local taken = bytes and 2 or 1 -- the next step is in it
+        if not bytes then bytes, flops, seconds = step_cost(steps[at], sizes, tokens, gemm) end
+        total.bytes = total.bytes + bytes
+        total.flops = total.flops + flops
+        total.seconds = total.seconds + seconds
+        at = at + taken
+    end
+    return total
 end
 
 -- Four digits are more than the model deserves, and read well.
@@ -80,13 +112,7 @@ function M.layer(layer, gemms)
     end
     local costs = {}
     for pass, steps in pairs(layer.passes) do
-        local total = { bytes = 0.0, flops = 0.0, seconds = 0.0 }
-        for _, step in ipairs(steps) do
-            local bytes, flops, seconds = step_cost(step, sizes, layer.tokens, gemms[pass])
-            total.bytes = total.bytes + bytes
-            total.flops = total.flops + flops
-            total.seconds = total.seconds + seconds
-        end
+        local total = steps_cost(steps, sizes, layer.tokens, gemms[pass])
         total.seconds = rounded(total.seconds)
         total.bytes = math.tointeger(total.bytes) or total.bytes -- whole numbers while they fit
         total.flops = math.tointeger(total.flops) or total.flops

@@ -3,51 +3,91 @@
 -- In: the model table that spec.lua made (every value present and checked), and `format`, the facts of
 -- the bundle format that C hands over so that they are written down once: the ops with their arguments
 -- in order, the paddings, and the value that becomes JSON's null; the tuning entries, if any. Out: the
--- manifest of a bundle
--- (runtime/bundle_format.h) without what only C knows (versions, hashes, cubins, digest), and per layer
--- `cost` for people.
+-- manifest of a bundle (runtime/bundle_format.h) without what only C knows (versions, hashes, cubins,
+-- digest), and per layer `cost` for people.
 --
 -- Policy lives in the files it puts together: plan_buffers.lua (memory), plan_steps.lua (quantising),
 -- plan_gemms.lua (products and their outputs), plan_kernels.lua (variants and launches), choose.lua (what
 -- computes each GEMM), cost.lua. Knows nothing of CUDA text or of a device; a pure function, in the order of
 -- the spec.
+
 local buffers = require "plan_buffers"
 local choose = require "choose"
 local cost = require "cost"
 local gemms = require "plan_gemms"
 local kernels = require "plan_kernels"
+local recipe = require "recipe"
 local shard = require "shard"
 local steps = require "plan_steps"
 
 local M = {}
 
-local function passes_of(c)
-    local layer = c.layer
+local OPERANDS = { "x", "w", "dy" }
+
+-- A list that may be empty and is a JSON array all the same (plan.c).
+local function array(list) return setmetatable(list or {}, {}) end
+
+-- What plan_steps.lua wants to know of each operand that the recipe makes.
+local function operands_of(c)
+    local layer, row = c.layer, recipe.of(c.layer)
     local n, k = layer.out_features, layer.in_features
-    local weight = { steps.quantize(c, "w", layer.weight, n, k, false) }
-    local fprop = { steps.quantize(c, "x", "bf16", "M", k, false) }
+    local all = {
+        x = { dtype = "bf16", rows = "M", cols = k, when = c.null },
+        w = { dtype = layer.weight, rows = n, cols = k, when = "when" },
+        dy = { dtype = "bf16", rows = "M", cols = n, when = c.null, dbias = layer.bias },
+    }
+    for name, operand in pairs(all) do operand.name, operand.scaling = name, row[name] end
+    return all
+end
+
+local function quantise(c, operand)
+    if operand.scaling then return steps.quantize(c, operand) end
+    return operand.dbias and steps.sums_alone(c, operand) or {}
+end
+
+local function passes_of(c, operands)
+    local fprop = quantise(c, operands.x)
     fprop[#fprop + 1] = gemms.step(c, c.gemms.fprop)
-    local quantize_dy = { steps.quantize(c, "dy", "bf16", "M", n, layer.bias) }
     return {
-        weight = weight,
+        weight = array(quantise(c, operands.w)),
         fprop = fprop,
-        quantize_dy = quantize_dy,
+        quantize_dy = array(quantise(c, operands.dy)),
         wgrad = { gemms.step(c, c.gemms.wgrad) },
         dgrad = { gemms.step(c, c.gemms.dgrad) },
     }
 end
 
-local function dequantize_of(c)
-    local kernels = {}
-    for _, operand in ipairs { "x", "w", "dy" } do
-        local format = c.formats[operand]
-        kernels[format .. "_tensor"] = c.kernel("dequantize", {
-            source_dtype = format,
-            target_dtype = "fp32",
-            scaling = "tensor",
-        })
+-- The steps for operands whose amax the caller knows; null where scales are not of tensors.
+local function given_of(c, operands)
+    local given = {}
+    for _, name in ipairs(OPERANDS) do
+        local list = operands[name].scaling and steps.given(c, operands[name])
+        if not list then return c.null end
+        given[name] = list
     end
-    return kernels
+    return given
+end
+
+local function dequantize_of(c, operands)
+    local list = {}
+    for _, name in ipairs(OPERANDS) do
+        for _, copy in ipairs { "row", "transposed" } do
+            local scaling = operands[name].scaling and operands[name].scaling[copy]
+            if scaling then
+                local format = c.formats[name]
+                list[format .. "_" .. scaling] = c.kernel("dequantize",
+                    { source_dtype = format, target_dtype = "fp32", scaling = scaling })
+            end
+        end
+    end
+    return list
+end
+
+-- w's transposed copy can be made of its row copy where both have the same scales.
+local function transpose_of(c, operands)
+    local w = operands.w.scaling
+    if not w or w.row ~= w.transposed or w.row == "row" then return c.null end
+    return c.kernel("transpose", { source_dtype = "uint8", target_dtype = "uint8" })
 end
 
 -- How the weight is spread over the ranks of the mesh.
@@ -71,7 +111,7 @@ local function collectives_of(model, format)
 end
 
 local function plan_layer(c)
-    local layer = c.layer
+    local layer, operands = c.layer, operands_of(c)
     local record = {
         name = layer.name,
         in_features = layer.in_features,
@@ -80,16 +120,19 @@ local function plan_layer(c)
         max_tokens = layer.max_tokens,
         count = layer.count,
         recipe = layer.recipe,
-        compute = "fp8",
+        compute = layer.compute,
         bias = layer.bias,
         accumulation = layer.accumulation,
         shard = shard_of(c),
         buffers = buffers.buffers(layer, c.format),
-        passes = passes_of(c),
-        given = c.null,
-        transpose = c.null,
-        dequantize = dequantize_of(c),
+        passes = passes_of(c, operands),
+        given = given_of(c, operands),
+        dequantize = dequantize_of(c, operands),
+        transpose = transpose_of(c, operands),
     }
+    if recipe.of(layer).history then
+        record.roll = c.kernel("roll", { source_dtype = "fp32", target_dtype = "fp32" })
+    end
     record.cost = cost.layer(record, c.gemms)
     return record
 end
@@ -110,7 +153,7 @@ function M.plan(model, format, options)
             kernel = kernel,
             add = add,
             format = format,
-            formats = buffers.formats(layer.recipe),
+            formats = recipe.formats(layer),
             null = format.null,
             ranks = model.mesh.fsdp,
         }

@@ -7,6 +7,7 @@
 
 local dims = require "dims"
 local kernels = require "plan_kernels"
+local recipe = require "recipe"
 
 local M = {}
 
@@ -19,11 +20,6 @@ local GEMM_WORKSPACE = 64 * MiB -- what cuBLASLt's heuristics want on Hopper
 
 M.DW_STAGE = "fp32" -- dtype of dw's stage; see above
 
--- The FP8 format of each operand.
-function M.formats(recipe)
-    return { x = "e4m3", w = "e4m3", dy = recipe.format == "hybrid" and "e5m2" or "e4m3" }
-end
-
 local function caller_buffers(layer)
     local n, k, one = layer.out_features, layer.in_features, 1
     local m = dim("M")
@@ -35,6 +31,8 @@ local function caller_buffers(layer)
         { name = "dx", dtype = layer.grad_input, rows = m, cols = k },
         { name = "dw", dtype = layer.grad_weight, rows = n, cols = k },
         { name = "found_inf", dtype = "uint32", rows = one, cols = one },
+        { name = "when", dtype = "uint32", rows = one, cols = one },
+        { name = "amax", dtype = "fp32", rows = one, cols = one },
     }
     if layer.bias then
         list[#list + 1] = { name = "bias", dtype = "bf16", rows = one, cols = n }
@@ -44,8 +42,34 @@ local function caller_buffers(layer)
     return list
 end
 
--- Scales and both copies of one operand of rows x cols; each copy padded along its contraction.
-local function operand_buffers(list, format, name, dtype, rows, cols)
+-- Of delayed scaling: the places of the pass's tensor in the state.
+local function state_buffers(list)
+    for _, part in ipairs { "scale", "amax", "fresh" } do
+        list[#list + 1] = {
+            name = "state_" .. part,
+            object = "state",
+            part = part,
+            dtype = part == "fresh" and "uint32" or "fp32",
+            rows = 1,
+            cols = 1,
+        }
+    end
+end
+
+-- Dims of the scales that go with a copy of `rows` rows along a contraction of `depth`.
+local scale_dims = {
+    row = function(f, rows) return 1, dim(rows, { pad = f.pad_row_scales }) end,
+    block = function(f, rows, depth)
+        return dim(depth, { div = f.block }), dim(rows, { pad = f.pad_block_scales })
+    end,
+    tile = function(f, rows, depth)
+        return dim(rows, { div = f.block }), dim(depth, { div = f.block, pad = f.pad_tile_scales })
+    end,
+}
+
+-- Scales and copies of one operand of rows x cols; each copy padded along its contraction. scaling: the
+-- operand's entry in recipe.lua.
+local function operand_buffers(list, format, scaling, name, dtype, rows, cols)
     local function part(what, part_dtype, part_rows, part_cols)
         list[#list + 1] = {
             name = name .. "_" .. what,
@@ -57,9 +81,14 @@ local function operand_buffers(list, format, name, dtype, rows, cols)
         }
     end
     local along, across = { pad = format.pad_ld }, { pad = format.pad_rows }
+    local function copy(what, copy_rows, depth)
+        local dims_of = scale_dims[scaling[what]]
+        if dims_of then part(what .. "_scales", "fp32", dims_of(format, copy_rows, depth)) end
+        if scaling[what] then part(what, dtype, dim(copy_rows, across), dim(depth, along)) end
+    end
     part("scales", "fp32", 1, format.scales_count)
-    part("row", dtype, dim(rows, across), dim(cols, along))
-    part("transposed", dtype, dim(cols, across), dim(rows, along))
+    copy("row", rows, cols)
+    copy("transposed", cols, rows)
 end
 
 -- Rows of cols elements for an output that the backend cannot write in place.
@@ -74,10 +103,36 @@ function M.y_stage_dtype(layer)
     return layer.output == "fp16" and layer.bias and "fp32" or layer.output
 end
 
-local function workspace_buffers(layer)
+-- What quantising leaves between its launches: amaxes of the tensor, of the columns of an operand band by
+-- band, sums for dbias.
+local function quantise_buffers(list, layer, row, format)
+    local n, k = layer.out_features, layer.in_features
+    local extents = { x = { "M", k }, w = { n, k }, dy = { "M", n } }
+    list[#list + 1] = { name = "amax_partials", dtype = "fp32", rows = 1, cols = PARTIALS }
+    for _, name in ipairs { "x", "w", "dy" } do
+        if row[name] and row[name].make == "rows" then
+            list[#list + 1] = {
+                name = name .. "_column_partials",
+                dtype = "fp32",
+                rows = dim(extents[name][1], { div = format.band_rows }),
+                cols = dim(extents[name][2], { pad = TILE }),
+            }
+        end
+    end
+    if layer.bias then
+        local by_rows = row.dy and row.dy.row == "row"
+        list[#list + 1] = {
+            name = "dbias_partials",
+            dtype = "fp32",
+            rows = dim("M", { div = by_rows and format.band_rows or format.dbias_rows }),
+            cols = dim(n, { pad = TILE }),
+        }
+    end
+end
+
+local function workspace_buffers(layer, row, format)
     local n, k = layer.out_features, layer.in_features
     local list = {
-        { name = "amax_partials", dtype = "fp32", rows = 1, cols = PARTIALS },
         stage_buffer("y_stage", M.y_stage_dtype(layer), "M", n),
         stage_buffer("dx_stage", layer.grad_input, "M", k),
         stage_buffer("dw_stage", M.DW_STAGE, n, k),
@@ -85,24 +140,23 @@ local function workspace_buffers(layer)
     }
     if layer.bias then
         list[#list + 1] = { name = "bias_stage", dtype = "bf16", rows = 1, cols = roundup(n, 16) }
-        list[#list + 1] = {
-            name = "dbias_partials",
-            dtype = "fp32",
-            rows = dim("M", { div = TILE }),
-            cols = dim(n, { pad = TILE }),
-        }
     end
+    quantise_buffers(list, layer, row, format)
     for _, buffer in ipairs(list) do buffer.object = "workspace" end
     return list
 end
 
 function M.buffers(layer, format)
-    local list = caller_buffers(layer)
-    local f, n, k = M.formats(layer.recipe), layer.out_features, layer.in_features
-    operand_buffers(list, format, "x", f.x, "M", k)
-    operand_buffers(list, format, "w", f.w, n, k)
-    operand_buffers(list, format, "dy", f.dy, "M", n)
-    local workspace = workspace_buffers(layer)
+    local list, row = caller_buffers(layer), recipe.of(layer)
+    local f, n, k = recipe.formats(layer), layer.out_features, layer.in_features
+    local extents = { x = { "M", k }, w = { n, k }, dy = { "M", n } }
+    for _, name in ipairs { "x", "w", "dy" } do
+        if row[name] then
+            operand_buffers(list, format, row[name], name, f[name], table.unpack(extents[name]))
+        end
+    end
+    if row.history then state_buffers(list) end
+    local workspace = workspace_buffers(layer, row, format)
     return table.move(workspace, 1, #workspace, #list + 1, list)
 end
 

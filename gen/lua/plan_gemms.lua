@@ -5,6 +5,7 @@
 
 local buffers = require "plan_buffers"
 local dims = require "dims"
+local recipe = require "recipe"
 local tile = require "tile"
 
 local M = {}
@@ -81,9 +82,9 @@ local function dispatch(c, gemm, dtype)
             source_dtype = gemm.a_dtype,
             second_dtype = gemm.b_dtype,
             target_dtype = gemm.dtype,
-            a_scaling = "tensor",
-            b_scaling = "tensor",
             accumulate = accumulate,
+            a_scaling = gemm.a_scaling,
+            b_scaling = gemm.b_scaling,
         }))
     end
     local function record(choice)
@@ -139,21 +140,32 @@ local function output_reason(out, dtype, cols)
     return ("%s staged where its rows are packed: %d bytes are no multiple of 16"):format(out, bytes)
 end
 
+-- The arguments and fields of one operand (side "a" or "b"): an FP8 copy with its scales, or the caller's
+-- own tensor.
+local function operand_args(c, g, side)
+    local name, copy, scaling = g[side], g[side .. "_copy"], g[side .. "_scaling"]
+    local buffer = copy and name .. "_" .. copy or name
+    local scales = scaling == "tensor" and name .. "_scales" or copy and buffer .. "_scales" or c.null
+    local args = {
+        [side] = buffer,
+        [side .. "_ld"] = buffer .. ".ld",
+        [side .. "_scales"] = scales,
+        [side .. "_scales_ld"] = scales ~= c.null and scales .. ".ld" or 0,
+    }
+    local fields = {
+        [side .. "_dtype"] = g[side .. "_dtype"],
+        [side .. "_scaling"] = scaling,
+        [side .. "_transposed"] = g[side .. "_transposed"],
+    }
+    return args, fields
+end
+
 -- out[rows, cols] = a b^T over depth, as M.gemms says.
 function M.step(c, g)
     local null = c.null
-    local a, b = g.a .. "_" .. g.a_copy, g.b .. "_" .. g.b_copy
-    return {
+    local step = {
         op = "gemm",
         args = {
-            a = a,
-            a_ld = a .. ".ld",
-            b = b,
-            b_ld = b .. ".ld",
-            a_scales = g.a .. "_scales",
-            a_scales_ld = 0,
-            b_scales = g.b .. "_scales",
-            b_scales_ld = 0,
             bias = g.bias and "bias" or null,
             out = g.out,
             out_ld = g.out .. ".ld",
@@ -162,10 +174,6 @@ function M.step(c, g)
             depth = g.depth,
             accumulate = g.accumulates and "accumulate" or 0,
         },
-        a_dtype = g.a_dtype,
-        b_dtype = g.b_dtype,
-        a_scaling = "tensor",
-        b_scaling = "tensor",
         out_dtype = g.dtype,
         accumulation = g.accumulation,
         stage = g.out .. "_stage",
@@ -174,12 +182,46 @@ function M.step(c, g)
         store = store_of(c, g.dtype, g.stage_dtype or g.dtype, g.accumulates),
         dispatch = dispatch(c, g, ("%s x %s -> %s"):format(g.a_dtype, g.b_dtype, g.dtype)),
     }
+    for _, side in ipairs { "a", "b" } do
+        local args, fields = operand_args(c, g, side)
+        for key, value in pairs(args) do step.args[key] = value end
+        for key, value in pairs(fields) do step[key] = value end
+    end
+    return step
 end
 
+local scalings = {
+    tensor = "",
+    row = " with a scale a row",
+    block = " with scales of blocks",
+    tile = " with scales of blocks",
+}
+
 local function cublaslt_reason(g)
-    return ("FP8 %s x %s through cuBLASLt with %s accumulation, as the spec says; operands are padded, so \z
-every M, N, K fits; %s"):format(g.a_dtype, g.b_dtype, g.accumulation,
-                               output_reason(g.out, g.dtype, g.cols))
+    local how
+    if g.plain then
+        how = g.plain .. ": the caller's tensors as they are"
+    else
+        how = ("FP8 %s x %s%s through cuBLASLt with %s accumulation, as the spec says; operands are \z
+padded, so every M, N, K fits"):format(g.a_dtype, g.b_dtype, scalings[g.a_scaling], g.accumulation)
+    end
+    return how .. "; " .. output_reason(g.out, g.dtype, g.cols)
+end
+
+-- What the recipe says of a GEMM's operands: dtype, scaling, and the copy, or the caller's tensor, which
+-- lies across the contraction where a copy would be transposed.
+local function set_operands(layer, g)
+    local row, format = recipe.of(layer), recipe.formats(layer)
+    g.plain = row.plain and row.plain[g.pass]
+    for _, side in ipairs { "a", "b" } do
+        local name, copy = g[side], g[side .. "_copy"]
+        g[side .. "_dtype"] = g.plain and "bf16" or format[name]
+        g[side .. "_scaling"] = g.plain and "none" or row[name][copy]
+        g[side .. "_transposed"] = g.plain ~= nil and copy == "transposed"
+        if g.plain then g[side .. "_copy"] = nil end
+    end
+    g.scaling = g.b_scaling == "tensor" and g.a_scaling or g.b_scaling -- the finer one
+    if g.scaling == "tile" then g.scaling = "block" end
 end
 
 -- The GEMMs of a layer, by pass: out[rows, cols] = a b^T over depth.
@@ -224,11 +266,10 @@ function M.gemms(layer)
             depth = n,
         },
     }
-    local format = buffers.formats(layer.recipe)
     for pass, g in pairs(gemms) do
         g.pass, g.N, g.K = pass, n, k
         g.tokens, g.max_tokens = layer.tokens, layer.max_tokens
-        g.a_dtype, g.b_dtype = format[g.a], format[g.b]
+        set_operands(layer, g)
         g.accumulation = layer.accumulation[pass]
         g.accumulates = g.accumulates or false
         g.cublaslt_reason = cublaslt_reason(g)

@@ -7,11 +7,59 @@
 local M = {}
 
 M.PARTIALS = 1024 -- amax: one a CTA, and that many CTAs at most
-M.TILE = 128 -- quantise: rows and columns of a tile, and rows of a dbias partial
+M.TILE = 128 -- quantise: rows and columns of a tile
 
 local PARTIALS, TILE = M.PARTIALS, M.TILE
+local BAND = 32 -- rows that a CTA of quantize_row takes
+local ALL = (1 << 31) - 1 -- rows or columns of a tile: as many as there are
 
--- What the plan says of each kind of kernel: op, template, launch, and how a variant is called.
+local function name_of(...)
+    local words = {}
+    for _, word in ipairs { ... } do
+        if word ~= "" then words[#words + 1] = word end
+    end
+    return table.concat(words, "_")
+end
+
+-- Name and parameters of the kernels that cast: source, format, scales that are powers of two.
+local function cast_name(beginning)
+    return function(s)
+        return name_of(beginning, s.source_dtype, s.target_dtype, s.power_of_two and "pow2" or "")
+    end
+end
+
+local function cast_parameters(s)
+    return {
+        source = s.source_dtype,
+        format = s.target_dtype,
+        power_of_two = s.power_of_two,
+    }
+end
+
+local function elements(tile_elements, ctas_per_sm, max_ctas)
+    return {
+        rule = "elements",
+        tile_elements = tile_elements,
+        ctas_per_sm = ctas_per_sm,
+        max_ctas = max_ctas,
+        persistent = true,
+    }
+end
+
+-- A CTA a tile, unless the call leaves SMs free.
+local function tiles(tile_rows, tile_cols, ctas_per_sm)
+    return {
+        rule = "tiles",
+        tile_rows = tile_rows,
+        tile_cols = tile_cols,
+        ctas_per_sm = ctas_per_sm,
+        max_ctas = 0,
+        persistent = false,
+    }
+end
+
+-- What the plan says of each kind of kernel: op, template, launch, and how a variant is called. `over`:
+-- the arguments of the op that are the grid's rows and cols, where these are not rows and cols.
 local kernel_kinds = {
     amax = {
         op = "amax",
@@ -19,13 +67,7 @@ local kernel_kinds = {
         leaves_out = { when = true },
         name = function(s) return "amax_" .. s.source_dtype end,
         parameters = function(s) return { source = s.source_dtype } end,
-        grid = {
-            rule = "elements",
-            tile_elements = 16384,
-            ctas_per_sm = 4,
-            max_ctas = PARTIALS,
-            persistent = true,
-        },
+        grid = elements(16384, 4, PARTIALS),
     },
     amax_dbias = { -- also the column sums of every TILE rows
         op = "amax",
@@ -46,32 +88,74 @@ local kernel_kinds = {
         op = "quantize",
         template = "quantize.cu",
         leaves_out = { when = true },
-        name = function(s)
-            return ("quantize_%s_%s%s"):format(s.source_dtype, s.target_dtype,
-                                               s.power_of_two and "_pow2" or "")
-        end,
-        parameters = function(s)
-            return {
-                source = s.source_dtype,
-                format = s.target_dtype,
-                power_of_two = s.power_of_two,
-            }
-        end,
-        grid = {
-            rule = "tiles",
-            tile_rows = TILE,
-            tile_cols = TILE,
-            ctas_per_sm = 3,
-            max_ctas = 0,
-            persistent = false, -- a CTA a tile, unless the call leaves SMs free
-        },
+        name = cast_name "quantize",
+        parameters = cast_parameters,
+        grid = tiles(TILE, TILE, 3),
+    },
+    cast = {
+        op = "cast",
+        template = "cast.cu",
+        name = cast_name "cast",
+        parameters = cast_parameters,
+        grid = tiles(TILE, TILE, 3),
+    },
+    column_sums = {
+        op = "column_sums",
+        template = "column_sums.cu",
+        name = function() return "column_sums" end,
+        parameters = function() return {} end,
+        block = 128,
+        grid = tiles(ALL, 128, 8),
+        over = { rows = "partial_rows", cols = "cols" },
+    },
+    quantize_row = {
+        op = "quantize_row",
+        template = "quantize_row.cu",
+        name = cast_name "quantize_row",
+        parameters = cast_parameters,
+        grid = tiles(BAND, ALL, 3), -- a CTA has whole rows
+    },
+    quantize_column = {
+        op = "quantize_column",
+        template = "quantize_column.cu",
+        name = cast_name "quantize_column",
+        parameters = cast_parameters,
+        grid = tiles(TILE, TILE, 3),
+    },
+    quantize_block = { -- scales of 1 x 128
+        op = "quantize_block",
+        template = "quantize_block.cu",
+        name = cast_name "quantize_block",
+        parameters = cast_parameters,
+        grid = tiles(TILE, TILE, 2),
+    },
+    quantize_tile = { -- scales of 128 x 128
+        op = "quantize_block",
+        template = "quantize_tile.cu",
+        name = cast_name "quantize_tile",
+        parameters = cast_parameters,
+        grid = tiles(TILE, TILE, 2),
+    },
+    transpose = {
+        op = "transpose",
+        template = "transpose.cu",
+        name = function() return "transpose" end,
+        parameters = function() return {} end,
+        grid = tiles(TILE, TILE, 4),
+    },
+    roll = {
+        op = "roll",
+        template = "roll.cu",
+        name = function() return "roll" end,
+        parameters = function() return {} end,
+        grid = tiles(ALL, 32, 8), -- 32 tensors a CTA
+        over = { rows = "length", cols = "tensors" },
     },
     store = {
         op = "store",
         template = "store.cu",
         name = function(s)
-            return ("store_%s_%s%s"):format(s.source_dtype, s.target_dtype,
-                                            s.accumulate and "_add" or "")
+            return name_of("store", s.source_dtype, s.target_dtype, s.accumulate and "add" or "")
         end,
         parameters = function(s)
             return {
@@ -80,27 +164,15 @@ local kernel_kinds = {
                 accumulate = s.accumulate,
             }
         end,
-        grid = {
-            rule = "elements",
-            tile_elements = 8192,
-            ctas_per_sm = 8,
-            max_ctas = 0,
-            persistent = true,
-        },
+        grid = elements(8192, 8, 0),
     },
     dequantize = {
         op = "dequantize",
         template = "dequantize.cu",
         leaves_out = { scales_ld = true },
-        name = function(s) return "dequantize_" .. s.source_dtype end,
-        parameters = function(s) return { format = s.source_dtype } end,
-        grid = {
-            rule = "elements",
-            tile_elements = 8192,
-            ctas_per_sm = 8,
-            max_ctas = 0,
-            persistent = true,
-        },
+        name = function(s) return name_of("dequantize", s.source_dtype, s.scaling) end,
+        parameters = function(s) return { format = s.source_dtype, scaling = s.scaling } end,
+        grid = elements(8192, 8, 0),
     },
 }
 
@@ -116,7 +188,8 @@ end
 -- A kernel of one kind; kernel_set adds what is the same for all.
 local function plain_kernel(kind_name, semantics, format)
     local kind = kernel_kinds[kind_name]
-    local grid = { rows = "rows", cols = "cols" }
+    local over = kind.over or {}
+    local grid = { rows = over.rows or "rows", cols = over.cols or "cols" }
     for key, value in pairs(kind.grid) do grid[key] = value end
     return {
         name = kind.name(semantics),
@@ -126,7 +199,7 @@ local function plain_kernel(kind_name, semantics, format)
         semantics = semantics,
         args = args_of(kind, format),
         grid = grid,
-        block = 256,
+        block = kind.block or 256,
         cluster = 1,
         shared_bytes = 0,
     }

@@ -1,8 +1,15 @@
 -- plan_steps.lua - the quantise steps of a layer: which kernels make an operand, from what, with which arguments.
 --
--- In: the layer's plan in the making (plan.lua). Out: steps of the bundle format, with reasons.
+-- In: the layer's plan in the making (plan.lua), an operand. Out: steps of the bundle format, with reasons.
+-- How the copies of an operand are made is a word of its row in recipe.lua; `makers` says what that is.
+--
+-- An operand here: name, dtype of its source, rows, cols, scaling (its entry in recipe.lua), dbias (true:
+-- its column sums are wanted too), when (a buffer, or null).
+--
+-- Not obvious: dbias is added up by the op quantize where there is one; after the others by column_sums.
 
 local kernels = require "plan_kernels"
+local recipe = require "recipe"
 
 local M = {}
 
@@ -10,58 +17,259 @@ local PARTIALS = kernels.PARTIALS
 
 local contractions = { x = { "fprop", "wgrad" }, w = { "fprop", "dgrad" }, dy = { "dgrad", "wgrad" } }
 
--- amax and cast of one operand. dbias: also the column sums (dy of a layer with a bias).
-function M.quantize(c, name, dtype, rows, cols, dbias)
-    local format, null = c.formats[name], c.null
-    local recipe = c.layer.recipe
-    local function part(what) return name .. "_" .. what end
-    local source = { source = name, source_ld = name .. ".ld", rows = rows, cols = cols }
-    local amax = {
-        partials = "amax_partials",
-        n_partials = PARTIALS,
-        found_inf = "found_inf",
-        dbias_partials = dbias and "dbias_partials" or null,
-        dbias_ld = dbias and "dbias_partials.ld" or 0,
-        when = null,
+-- ---- arguments ---------------------------------------------------------------------------------
+
+local function merged(...)
+    local all = {}
+    for _, part in ipairs { ... } do
+        for key, value in pairs(part) do all[key] = value end
+    end
+    return all
+end
+
+local function source_args(o)
+    return { source = o.name, source_ld = o.name .. ".ld", rows = o.rows, cols = o.cols, when = o.when }
+end
+
+-- The row or the transposed copy as a target; wanted = false: it is made by another step.
+local function copy_args(c, o, copy, wanted)
+    local buffer = wanted and o.scaling[copy] and o.name .. "_" .. copy
+    return {
+        [copy] = buffer or c.null,
+        [copy .. "_ld"] = buffer and buffer .. ".ld" or 0,
+        [copy .. "_rows"] = buffer and buffer .. ".rows" or 0,
     }
-    local cast = {
-        partials = "amax_partials",
-        n_partials = PARTIALS,
-        scales = part "scales",
-        row = part "row",
-        row_ld = part "row.ld",
-        row_rows = part "row.rows",
-        transposed = part "transposed",
-        transposed_ld = part "transposed.ld",
-        transposed_rows = part "transposed.rows",
-        dbias = dbias and "dbias" or null,
-        dbias_partials = dbias and "dbias_partials" or null,
-        dbias_ld = dbias and "dbias_partials.ld" or 0,
-        accumulate = dbias and "accumulate" or 0,
-        when = null,
+end
+
+local function copies_args(c, o)
+    return merged(copy_args(c, o, "row", true), copy_args(c, o, "transposed", true))
+end
+
+-- Where dbias partials go.
+local function partial_args(c, o)
+    return {
+        dbias_partials = o.dbias and "dbias_partials" or c.null,
+        dbias_ld = o.dbias and "dbias_partials.ld" or 0,
     }
-    for key, value in pairs(source) do amax[key], cast[key] = value, value end
+end
+
+local function semantics(c, o, more)
+    return merged({
+        source_dtype = o.dtype,
+        target_dtype = c.formats[o.name],
+        power_of_two = c.layer.recipe.power_of_two,
+    }, more or {})
+end
+
+-- ---- steps -------------------------------------------------------------------------------------
+
+local function what_of(c, o)
+    local fields = c.layer.recipe
+    return ("%s is %s in format %s%s"):format(o.name, c.formats[o.name], fields.format,
+        fields.power_of_two and ", scales powers of two" or "")
+end
+
+-- "row copy for fprop and transposed copy for wgrad"
+local function copies_of(o)
+    local passes, words = contractions[o.name], {}
+    if o.scaling.row then words[#words + 1] = "row copy for " .. passes[1] end
+    if o.scaling.transposed then words[#words + 1] = "transposed copy for " .. passes[2] end
+    return table.concat(words, " and ")
+end
+
+local function amax_step(c, o, reason, when)
     return {
         op = "amax",
-        kernel = c.kernel(dbias and "amax_dbias" or "amax",
-                          { source_dtype = dtype, target_dtype = "fp32" }),
-        args = amax,
-        reason = ("%s scaling takes the scale of %s from %s itself, so its amax comes first%s"):format(
-            recipe.name, name, name, dbias and "; the same read gives the column sums of dbias" or ""),
-    },
-        {
-            op = "quantize",
-            kernel = c.kernel("quantize", {
-                source_dtype = dtype,
-                target_dtype = format,
-                power_of_two = recipe.power_of_two,
+        kernel = c.kernel(o.dbias and "amax_dbias" or "amax",
+                          { source_dtype = o.dtype, target_dtype = "fp32" }),
+        args = merged(source_args(o), partial_args(c, o), {
+            partials = "amax_partials",
+            n_partials = PARTIALS,
+            found_inf = "found_inf",
+            when = when or o.when,
+        }),
+        reason = reason,
+    }
+end
+
+-- wanted: the copies that this step makes.
+local function quantize_step(c, o, wanted, reason)
+    return {
+        op = "quantize",
+        kernel = c.kernel("quantize", semantics(c, o)),
+        args = merged(source_args(o), partial_args(c, o), copy_args(c, o, "row", wanted.row),
+            copy_args(c, o, "transposed", wanted.transposed), {
+                partials = "amax_partials",
+                n_partials = PARTIALS,
+                scales = o.name .. "_scales",
+                dbias = o.dbias and "dbias" or c.null,
+                accumulate = o.dbias and "accumulate" or 0,
             }),
-            args = cast,
-            reason = ("%s is %s in format %s%s; row copy for %s and transposed copy for %s from one read%s")
-                :format(name, format, recipe.format,
-                        recipe.power_of_two and ", scale a power of two" or "", contractions[name][1],
-                        contractions[name][2], dbias and "; adds up dbias" or ""),
-        }
+        reason = reason,
+    }
+end
+
+-- The scale is known before: from a state, or from an amax that is handed over.
+local function cast_step(c, o, known, reason)
+    return {
+        op = "cast",
+        kernel = c.kernel("cast", semantics(c, o)),
+        args = merged(source_args(o), copies_args(c, o), partial_args(c, o), {
+            known = known.buffer,
+            known_is_amax = known.is_amax and 1 or 0,
+            fresh = known.fresh or c.null,
+            partials = known.fresh and "amax_partials" or c.null,
+            n_partials = known.fresh and PARTIALS or 0,
+            scales = o.name .. "_scales",
+            amax = known.amax or c.null,
+            found_inf = "found_inf",
+        }),
+        reason = reason,
+    }
+end
+
+local function sums_step(c)
+    return {
+        op = "column_sums",
+        kernel = c.kernel("column_sums", { source_dtype = "fp32", target_dtype = "fp32" }),
+        args = {
+            partials = "dbias_partials",
+            partials_ld = "dbias_partials.ld",
+            partial_rows = "dbias_partials.rows",
+            cols = c.layer.out_features,
+            dbias = "dbias",
+            accumulate = "accumulate",
+        },
+        reason = "adds up dbias from the sums of bands of rows, in one fixed order",
+    }
+end
+
+-- The row copy with a scale a row. leave_columns: also the amaxes of the columns.
+local function row_step(c, o, leave_columns)
+    local partials = leave_columns and o.name .. "_column_partials"
+    return {
+        op = "quantize_row",
+        kernel = c.kernel("quantize_row", semantics(c, o)),
+        args = merged(source_args(o), copy_args(c, o, "row", true), partial_args(c, o), {
+            row_scales = o.name .. "_row_scales",
+            column_partials = partials or c.null,
+            column_partials_ld = partials and partials .. ".ld" or 0,
+            found_inf = "found_inf",
+        }),
+        reason = ("%s; row copy for %s with a scale a row%s%s"):format(what_of(c, o),
+            contractions[o.name][1], leave_columns and "; the same read gives the amaxes of columns" or "",
+            o.dbias and " and the sums of dbias" or ""),
+    }
+end
+
+local function column_step(c, o)
+    return {
+        op = "quantize_column",
+        kernel = c.kernel("quantize_column", semantics(c, o)),
+        args = merged(source_args(o), copy_args(c, o, "transposed", true), {
+            column_partials = o.name .. "_column_partials",
+            column_partials_ld = o.name .. "_column_partials.ld",
+            transposed_scales = o.name .. "_transposed_scales",
+        }),
+        reason = ("transposed copy of %s for %s with a scale a column of %s, from the source again"):format(
+            o.name, contractions[o.name][2], o.name),
+    }
+end
+
+local function block_step(c, o)
+    local block = o.scaling.row == "tile" and "128x128" or "1x128"
+    return {
+        op = "quantize_block",
+        kernel = c.kernel(block == "128x128" and "quantize_tile" or "quantize_block",
+                          semantics(c, o, { block = block })),
+        args = merged(source_args(o), copies_args(c, o), partial_args(c, o), {
+            row_scales = o.name .. "_row_scales",
+            row_scales_ld = o.name .. "_row_scales.ld",
+            transposed_scales = o.name .. "_transposed_scales",
+            transposed_scales_ld = o.name .. "_transposed_scales.ld",
+            found_inf = "found_inf",
+        }),
+        reason = ("%s; %s from one read, a scale for each %s of %s"):format(what_of(c, o), copies_of(o),
+            block, block == "1x128" and "the contraction" or o.name),
+    }
+end
+
+-- ---- makers ------------------------------------------------------------------------------------
+
+local makers = {}
+
+-- The scale is that of the tensor itself: its amax comes first.
+function makers.own(c, o)
+    return {
+        amax_step(c, o, ("%s scaling takes the scale of %s from %s itself, so its amax comes first%s"):format(
+            c.layer.recipe.name, o.name, o.name,
+            o.dbias and "; the same read gives the column sums of dbias" or "")),
+        quantize_step(c, o, { row = true, transposed = true }, ("%s; %s from one read%s"):format(
+            what_of(c, o), copies_of(o), o.dbias and "; adds up dbias" or "")),
+    }
+end
+
+function makers.known(c, o)
+    local list = {}
+    local calibrate = c.layer.recipe.calibrate
+    if calibrate then
+        local plain = merged(o, { dbias = false })
+        list[1] = amax_step(c, plain,
+            ("calibrate: while %s has no history, its scale comes from its own amax"):format(o.name),
+            "state_fresh")
+    end
+    list[#list + 1] = cast_step(c, o, {
+        buffer = "state_scale",
+        amax = "state_amax",
+        fresh = calibrate and "state_fresh",
+    }, ("%s; %s from one read with the scale of the history; its amax enters the history%s"):format(
+        what_of(c, o), copies_of(o), o.dbias and ", and the sums of dbias" or ""))
+    return list
+end
+
+function makers.rows(c, o) return { row_step(c, o, true), column_step(c, o) } end
+
+function makers.rows_alone(c, o) return { row_step(c, o, false) } end
+
+function makers.rows_and_tensor(c, o)
+    return {
+        row_step(c, o, false),
+        amax_step(c, o, ("the transposed copy of %s has one scale, whose amax comes first"):format(o.name)),
+        quantize_step(c, o, { transposed = true },
+            ("transposed copy of %s for %s with one scale, from the source again"):format(o.name,
+                contractions[o.name][2])),
+    }
+end
+
+function makers.blocks(c, o) return { block_step(c, o) } end
+
+-- Whether the last step adds up dbias itself.
+local function adds_up(list) return list[#list].op == "quantize" end
+
+function M.quantize(c, o)
+    local list = makers[o.scaling.make](c, o)
+    if o.dbias and not adds_up(list) then list[#list + 1] = sums_step(c) end
+    return list
+end
+
+-- The same operand where the caller hands its amax over; nil where scales are not of tensors.
+function M.given(c, o)
+    if o.scaling.row ~= "tensor" then return nil end
+    local list = { cast_step(c, o, {
+        buffer = "amax",
+        is_amax = true,
+        amax = recipe.of(c.layer).history and "state_amax",
+    }, ("%s; %s from one read: its amax is known"):format(what_of(c, o), copies_of(o))) }
+    if o.dbias then list[2] = sums_step(c) end
+    return list
+end
+
+-- dbias of a layer whose dy is not quantised.
+function M.sums_alone(c, o)
+    return {
+        amax_step(c, o, "dy stays bf16; one read gives the column sums of dbias"),
+        sums_step(c),
+    }
 end
 
 return M

@@ -156,6 +156,8 @@ local LT_TILES = { { 128, 256, 0.75 }, { 128, 128, 0.39 }, { 64, 128, 0.29 }, { 
 local LT_SPLIT = 1.06 -- blocks of split accumulation take that much longer
 local LT_SUSTAINED = { fast = 1.33e15, split = 1.265e15 }
 local LT_START = { fast = 6.5e-6, split = 8.0e-6 }
+-- Operands of bf16 ("none") and scales that are not of whole tensors: an estimate, not measured here.
+local LT_SLOWER = { tensor = 1, row = 1.05, block = 1.2, none = 1.85 }
 
 function M.cublaslt_seconds(p)
     local best = math.huge
@@ -166,7 +168,8 @@ function M.cublaslt_seconds(p)
         if p.add then each = each + t[1] * t[2] * OUT.add / 2 end
         best = math.min(best, waves * each)
     end
-    return LT_START[p.accumulation] + limited(best, p, LT_SUSTAINED[p.accumulation])
+    local slower = LT_SLOWER[p.scaling or "tensor"]
+    return LT_START[p.accumulation] + limited(best * slower, p, LT_SUSTAINED[p.accumulation] / slower)
 end
 
 function M.flops(p) return flops_of(p) end
