@@ -47,6 +47,13 @@
         .offset = offsetof(struct bench_values, template_dir)                                      \
     }
 
+#define OPTION_RECIPE                                                                              \
+    {                                                                                              \
+        .name = "recipe", .kind = CLI_LIST, .metavar = "NAME",                                     \
+        .doc = "current, delayed, rowwise, rowwise_hp_wgrad, block or bf16; again for more",       \
+        .offset = offsetof(struct bench_values, recipes)                                           \
+    }
+
 #define OPTION_GEMM CLI_OPTION_TUNING(struct bench_values), CLI_OPTION_GEMM(struct bench_values)
 
 static const char *const grad_weight_choices[] = { "bf16", "fp32", NULL };
@@ -59,6 +66,7 @@ const struct cli_option bench_options_layer[] = {
       .doc = "dtype of dw, ours and bf16's: bf16 or fp32 (default bf16)",
       .offset = offsetof(struct bench_values, grad_weight),
       .choices = grad_weight_choices },
+    OPTION_RECIPE,
     OPTION_GEMM,
     OPTION_ROUNDS,
     OPTION_JSON,
@@ -69,6 +77,7 @@ const struct cli_option bench_options_layer[] = {
 
 const struct cli_option bench_options_quantize[] = {
     OPTION_SHAPE("M,N", "rows and columns of the tensor; again for more shapes"),
+    OPTION_RECIPE,
     OPTION_ROUNDS,
     OPTION_JSON,
     OPTION_HASH,
@@ -152,6 +161,62 @@ int bench_read_shapes(struct bench *bench, int dims, const struct bench_shape *s
 
 /* ---- opening and closing -------------------------------------------------------------------------------- */
 
+static const char *const recipe_names[] = { "current",          "delayed", "rowwise",
+                                            "rowwise_hp_wgrad", "block",   "bf16" };
+enum { RECIPES = sizeof recipe_names / sizeof recipe_names[0] };
+
+int bench_read_recipes(struct bench *bench, const char *const *standard, int count)
+{
+    const struct cli_list *given = &bench->values->recipes;
+    if (given->count > BENCH_MAX_RECIPES) {
+        cli_error("at most %d recipes in one run, not %d", BENCH_MAX_RECIPES, given->count);
+        return CLI_USAGE;
+    }
+    bench->recipe_count = given->count ? given->count : count;
+    for (int i = 0; i < bench->recipe_count; i++) {
+        const char *name = given->count ? given->items[i] : standard[i];
+        bool known = false;
+        for (int r = 0; r < RECIPES; r++)
+            known = known || strcmp(recipe_names[r], name) == 0;
+        if (!known) {
+            const char *nearest = cli_nearest(name, recipe_names, RECIPES);
+            cli_error("--recipe: there is no recipe '%s'", name);
+            cli_hint("%s%s%s", nearest ? "did you mean '" : "", nearest ? nearest : "see --help",
+                     nearest ? "'?" : "");
+            return CLI_USAGE;
+        }
+        bench->recipes[i] = name;
+    }
+    return CLI_DONE;
+}
+
+struct bench_shape bench_shape_of(const struct bench *bench, int shape, int recipe)
+{
+    struct bench_shape named = bench->shapes[shape];
+    snprintf(named.name, sizeof named.name, "shape_%d_%s", shape, bench->recipes[recipe]);
+    return named;
+}
+
+/* The field that says how a layer computes. */
+static void write_recipe(FILE *file, const char *name)
+{
+    if (strcmp(name, "bf16") == 0)
+        fprintf(file, ", compute = \"bf16\"");
+    else
+        fprintf(file, ", recipe = recipe.%s {}", name);
+}
+
+static void write_layer(FILE *file, const struct bench_shape *s, const char *recipe,
+                        const char *fields)
+{
+    fprintf(file,
+            "  linear \"%s\" { in_features = %" PRId64 ", out_features = %" PRId64
+            ", tokens = %" PRId64 ", max_tokens = %" PRId64,
+            s->name, s->k, s->n, s->m, s->m);
+    write_recipe(file, recipe);
+    fprintf(file, "%s },\n", fields);
+}
+
 static char *write_spec(const struct bench *bench, const char *fields)
 {
     char *text = NULL;
@@ -161,11 +226,12 @@ static char *write_spec(const struct bench *bench, const char *fields)
         return NULL;
     fprintf(file, "return model \"bench\" { layers = {\n");
     for (int i = 0; i < bench->shape_count; i++) {
-        const struct bench_shape *s = &bench->shapes[i];
-        fprintf(file,
-                "  linear \"%s\" { in_features = %" PRId64 ", out_features = %" PRId64
-                ", tokens = %" PRId64 ", max_tokens = %" PRId64 "%s },\n",
-                s->name, s->k, s->n, s->m, s->m, fields);
+        for (int r = 0; r < bench->recipe_count; r++) {
+            struct bench_shape named = bench_shape_of(bench, i, r);
+            write_layer(file, &named, bench->recipes[r], fields);
+        }
+        if (bench->recipe_count == 0)
+            write_layer(file, &bench->shapes[i], "current", fields);
     }
     fprintf(file, "} }\n");
     if (fclose(file) != 0) {
@@ -265,12 +331,13 @@ int bench_open_gpu(struct bench *bench)
 
 int bench_open(struct bench *bench, const char *what, const char *fields)
 {
-    static const char *const columns[] = { "case",   "pass", ">M",        ">N",     ">K",
-                                           ">value", "unit", ">baseline", ">ratio", "baseline is" };
+    static const char *const columns[] = { "case",      "recipe", "pass",       ">M",
+                                           ">N",        ">K",     ">value",     "unit",
+                                           ">baseline", ">ratio", "baseline is" };
     int code = bench_open_gpu(bench);
     if (!code)
         code = open_bundle(bench, fields);
-    if (!code && !bench->values->json && !(bench->table = cli_table_create(columns, 10))) {
+    if (!code && !bench->values->json && !(bench->table = cli_table_create(columns, 11))) {
         cli_error("out of memory");
         code = CLI_MACHINE;
     }
@@ -414,8 +481,8 @@ json_t *bench_result_json(const struct bench_result *r)
     json_t *row =
         json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:f, s:s, s:o, s:o, s:o}", "bench", r->bench,
                   "case", r->name, "pass", r->pass, "M", (json_int_t)s->m, "N", (json_int_t)s->n,
-                  "K", (json_int_t)s->k, "recipe", "current", "value", r->value, "unit", r->unit,
-                  "baseline", real_or_null(r->baseline), "baseline_name",
+                  "K", (json_int_t)s->k, "recipe", r->recipe ? r->recipe : "current", "value",
+                  r->value, "unit", r->unit, "baseline", real_or_null(r->baseline), "baseline_name",
                   r->baseline_name ? json_string(r->baseline_name) : json_null(), "ratio",
                   real_or_null(ratio_of(r)));
     if (row && r->launches >= 0)
@@ -445,6 +512,7 @@ void bench_result_print(struct bench *bench, const struct bench_result *r)
         return;
     }
     cli_table_cell(t, CLI_PLAIN, "%s", r->name);
+    cli_table_cell(t, CLI_PLAIN, "%s", r->recipe ? r->recipe : "current");
     cli_table_cell(t, CLI_PLAIN, "%s", r->pass);
     cli_table_cell(t, CLI_PLAIN, "%" PRId64, r->shape->m);
     cli_table_cell(t, CLI_PLAIN, "%" PRId64, r->shape->n);

@@ -10,7 +10,7 @@
 #include "gen/cli/device.h"
 
 /* Buffer sets in rotation, so that L2 does not serve a repeat with what the one before left there. */
-enum { BENCH_SETS = 3, BENCH_MAX_ITEMS = 32, BENCH_MAX_SHAPES = 64 };
+enum { BENCH_SETS = 3, BENCH_MAX_ITEMS = 32, BENCH_MAX_SHAPES = 64, BENCH_MAX_RECIPES = 8 };
 
 struct bench_values {
     struct cli_list shapes;
@@ -20,6 +20,7 @@ struct bench_values {
     const char *grad_weight;
     const char *template_dir;
     const char *tuning, *gemm;
+    struct cli_list recipes; /* of bench layer and bench quantize */
     /* of bench gemm */
     const char *seconds, *candidates;
     struct cli_list cases;
@@ -38,7 +39,8 @@ struct bench {
     fp8_bundle *bundle;
     struct cli_table *table;
     struct bench_shape shapes[BENCH_MAX_SHAPES];
-    int shape_count, rows; /* rows: printed so far */
+    const char *recipes[BENCH_MAX_RECIPES]; /* "bf16": a layer that computes in bf16 */
+    int shape_count, recipe_count, rows;    /* rows: printed so far */
 };
 
 /* Reads --shape M,N,K..., or takes the given ones. dims: numbers in a shape (2 or 3). */
@@ -47,9 +49,13 @@ int bench_read_shapes(struct bench *bench, int dims, const struct bench_shape *s
 int bench_open_gpu(struct bench *bench);
 /* What stands before the rows. */
 void bench_print_header(const struct bench *bench, const char *what);
-/* Opens the GPU, builds and opens a bundle of one layer per shape (`fields`: more fields of each layer,
- * as Lua) and prints the header. what: "layer", ... */
+/* Opens the GPU, builds and opens a bundle of one layer per shape and recipe (`fields`: more fields of each
+ * layer, as Lua) and prints the header. what: "layer", ... */
 int bench_open(struct bench *bench, const char *what, const char *fields);
+/* Reads --recipe, or takes the given ones; without a call there is one recipe, "current". */
+int bench_read_recipes(struct bench *bench, const char *const *standard, int count);
+/* A shape with the name of its layer of that recipe. */
+struct bench_shape bench_shape_of(const struct bench *bench, int shape, int recipe);
 /* Prints the table and closes everything; returns code. */
 int bench_close(struct bench *bench, int code);
 
@@ -66,6 +72,7 @@ int bench_measure(struct bench *bench, struct bench_item *items, int count, int 
 
 struct bench_result {
     const char *bench, *name, *pass; /* name: the case */
+    const char *recipe;              /* NULL: "current" */
     const struct bench_shape *shape;
     const char *unit;
     double value, baseline; /* baseline < 0: none */

@@ -190,7 +190,7 @@ static int run(const void *values, int count, char **operands)
     for (int i = 0; !code && i < bench.shape_count && !cli_output_broken(); i++) {
         struct bench_layer ours;
         const struct compared framework = { compared ? microseconds[i] : -1, name };
-        code = bench_layer_create(&ours, &bench, &bench.shapes[i], true);
+        code = bench_layer_create(&ours, &bench, &bench.shapes[i], "current", true);
         if (!code)
             code = measure_passes(&ours, framework);
         bench_layer_destroy(&ours);

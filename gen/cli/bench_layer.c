@@ -3,8 +3,8 @@
  *
  * Contenders, all in turns in one run: forward + backward in FP8 with and without the weight update;
  * the three bf16 GEMMs, each by the fastest of all cuBLASLt algorithms; each quantise pass against a
- * plain copy of the same bytes (6 an element: read 2 for amax, read 2 for the cast, write 1 + 1); each
- * FP8 GEMM against the fastest of all cuBLASLt FP8 algorithms on the same operands.
+ * plain copy of the same bytes (bench_recipe_bytes); each FP8 GEMM with one scale a tensor against the
+ * fastest of all cuBLASLt FP8 algorithms on the same operands. Recipe by recipe.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,6 +74,8 @@ static void describe_gemms(const struct bench_layer *b, struct baseline_gemm_sha
         m, k, n, false, false, matrix_of(&b->dy, type, n, false), matrix_of(&b->w, type, k, true),
         dx
     };
+    if (!bench_recipe_of_tensors(b->recipe))
+        return;
     fp8[FPROP] = (struct baseline_gemm_shape){
         m, n, k, true, false, operand_of(b->x_quantized, false), operand_of(b->weight, false), y
     };
@@ -98,7 +100,7 @@ static int make_baselines(struct contest *c)
         code = baseline_gemm_create(c->baseline, &bf16[i], &c->bf16[i]);
         if (!code && !c->bf16[i])
             cli_warning("cuBLASLt has no bf16 algorithm for %s of this shape", gemm_names[i]);
-        if (!code)
+        if (!code && bench_recipe_of_tensors(c->ours.recipe))
             code = baseline_gemm_create(c->baseline, &fp8[i], &c->fp8[i]);
     }
     return code;
@@ -108,10 +110,10 @@ static int make_copies(struct contest *c)
 {
     const struct bench_shape *s = c->ours.shape;
     size_t m = (size_t)s->m, n = (size_t)s->n, k = (size_t)s->k;
-    size_t bytes[] = { 3 * n * k, 3 * m * k, 3 * m * n }, largest = 0;
+    size_t elements[] = { n * k, m * k, m * n }, largest = 0;
     for (int i = 0; i < 3; i++) {
-        c->copy_bytes[i] = bytes[i];
-        largest = bytes[i] > largest ? bytes[i] : largest;
+        c->copy_bytes[i] = elements[i] * (size_t)bench_recipe_bytes(c->ours.recipe) / 2;
+        largest = c->copy_bytes[i] > largest ? c->copy_bytes[i] : largest;
     }
     largest = (largest + 3) / 4 * 4;
     int code = bench_buffers_create(c->ours.bench, &c->copy_source, largest, 1, 4);
@@ -201,6 +203,8 @@ static void make_items(struct contest *c, struct bench_item items[ITEMS])
         [GEMM_OURS + DGRAD] = { bench_run_gemm_dgrad, &c->ours, 0 },
     };
     memcpy(items, list, sizeof list);
+    for (int i = QUANTIZE_W; i < GEMM_OURS && bench_recipe_bytes(c->ours.recipe) == 0; i++)
+        items[i] = (struct bench_item){ run_nothing, c, 0 };
     for (int i = 0; i < GEMMS; i++)
         items[GEMM_BEST + i] =
             (struct bench_item){ c->fp8[i] ? baseline_gemm_run : run_nothing, c->fp8[i], 0 };
@@ -218,6 +222,7 @@ static void print_layer_rows(struct contest *c, const struct bench_item items[IT
                  baseline_gemm_algorithms(c->bf16[DGRAD]));
     struct bench_result row = { .bench = "layer",
                                 .pass = "all",
+                                .recipe = c->ours.recipe,
                                 .shape = c->ours.shape,
                                 .unit = "us",
                                 .baseline = whole_bf16 ? items[BF16].seconds * 1e6 : -1,
@@ -239,10 +244,12 @@ static void print_part_rows(struct contest *c, const struct bench_item items[ITE
     static const char *const quantized[] = { "weight", "x", "quantize_dy" };
     const struct bench_shape *s = c->ours.shape;
     double flops = 2.0 * (double)s->m * (double)s->n * (double)s->k;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3 && bench_recipe_bytes(c->ours.recipe) > 0; i++) {
         double bytes = 2.0 * (double)c->copy_bytes[i];
+        bool own_amax = strcmp(c->ours.recipe, "current") == 0;
         struct bench_result row = { .bench = "layer",
-                                    .name = "amax + quantise",
+                                    .name = own_amax ? "amax + quantise" : "quantise",
+                                    .recipe = c->ours.recipe,
                                     .pass = quantized[i],
                                     .shape = s,
                                     .unit = "GB/s",
@@ -259,6 +266,7 @@ static void print_part_rows(struct contest *c, const struct bench_item items[ITE
                      baseline_gemm_algorithms(c->fp8[i]));
         struct bench_result row = { .bench = "layer",
                                     .name = "GEMM",
+                                    .recipe = c->ours.recipe,
                                     .pass = gemm_names[i],
                                     .shape = s,
                                     .unit = "TFLOP/s",
@@ -272,7 +280,7 @@ static void print_part_rows(struct contest *c, const struct bench_item items[ITE
     }
 }
 
-static int measure_shape(struct bench *bench, const struct bench_shape *shape)
+static int measure_shape(struct bench *bench, const struct bench_shape *shape, const char *recipe)
 {
     struct contest *c = calloc(1, sizeof *c);
     struct bench_item items[ITEMS];
@@ -280,9 +288,9 @@ static int measure_shape(struct bench *bench, const struct bench_shape *shape)
         cli_error("out of memory");
         return CLI_MACHINE;
     }
-    cli_progress("layer %lld x %lld x %lld", (long long)shape->m, (long long)shape->n,
+    cli_progress("layer %s %lld x %lld x %lld", recipe, (long long)shape->m, (long long)shape->n,
                  (long long)shape->k);
-    int code = bench_layer_create(&c->ours, bench, shape, true);
+    int code = bench_layer_create(&c->ours, bench, shape, recipe, true);
     if (!code) { /* sustained clocks before the algorithms are chosen */
         struct bench_item alone = { run_whole, c, 0 };
         code = bench_measure(bench, &alone, 1, 1, WARM_SECONDS);
@@ -319,12 +327,19 @@ static int run(const void *values, int count, char **operands)
     (void)count;
     (void)operands;
     snprintf(fields, sizeof fields, ", grad_weight = \"%s\"", grad_weight);
+    static const char *const recipes[] = { "current" };
     int code = bench_read_shapes(&bench, 3, standard, sizeof standard / sizeof standard[0]);
+    if (!code)
+        code = bench_read_recipes(&bench, recipes, 1);
     if (code)
         return code;
     code = bench_open(&bench, "layer", fields);
-    for (int i = 0; !code && i < bench.shape_count && !cli_output_broken(); i++)
-        code = measure_shape(&bench, &bench.shapes[i]);
+    for (int i = 0; i < bench.shape_count; i++) {
+        for (int r = 0; !code && r < bench.recipe_count && !cli_output_broken(); r++) {
+            struct bench_shape shape = bench_shape_of(&bench, i, r);
+            code = measure_shape(&bench, &shape, bench.recipes[r]);
+        }
+    }
     return bench_close(&bench, code);
 }
 

@@ -8,6 +8,34 @@
 
 #include "gen/cli/bench_layer.h"
 
+static const struct {
+    const char *name;
+    int bytes;
+    bool of_tensors;
+} recipes[] = {
+    { "current", 6, true }, { "delayed", 4, true },           { "rowwise", 6, false },
+    { "block", 4, false },  { "rowwise_hp_wgrad", 3, false }, { "bf16", 0, false },
+};
+enum { RECIPES = sizeof recipes / sizeof recipes[0] };
+
+static int place_of(const char *recipe)
+{
+    for (int i = 0; i < RECIPES; i++)
+        if (strcmp(recipes[i].name, recipe) == 0)
+            return i;
+    return 0;
+}
+
+int bench_recipe_bytes(const char *recipe)
+{
+    return recipes[place_of(recipe)].bytes;
+}
+
+bool bench_recipe_of_tensors(const char *recipe)
+{
+    return recipes[place_of(recipe)].of_tensors;
+}
+
 static int make_operand(struct bench_layer *b, fp8_bytes which, struct bench_buffers *buffers,
                         fp8_operand *operands)
 {
@@ -42,27 +70,28 @@ static int make_buffers(struct bench_layer *b, bool gemms)
         code = bench_fp8_failed(status, b->shape, "size of the workspace");
     if (!code)
         code = cli_buffer_create(&bench->device, bytes, false, &b->workspace);
-    if (code || !gemms)
-        return code;
-    code = bench_buffers_create(bench, &b->w, n * k * 2, 0.02, 3);
-    if (!code)
-        code = bench_buffers_create(bench, &b->y, m * n * fp8_dtype_bytes(b->info.y_dtype), 0, 0);
-    if (!code)
-        code = bench_buffers_create(bench, &b->dx, m * k * fp8_dtype_bytes(b->info.dx_dtype), 0, 0);
-    if (!code)
-        code = bench_buffers_create(bench, &b->dw, n * k * fp8_dtype_bytes(b->info.dw_dtype), 0, 0);
-    if (!code)
+    if (!code && b->with_weight)
+        code = bench_buffers_create(bench, &b->w, n * k * 2, 0.02, 3);
+    if (!code && b->with_weight)
         code = make_operand(b, FP8_BYTES_WEIGHT, &b->weight_bytes, b->weight);
-    if (!code)
+    if (!code && gemms)
+        code = bench_buffers_create(bench, &b->y, m * n * fp8_dtype_bytes(b->info.y_dtype), 0, 0);
+    if (!code && gemms)
+        code = bench_buffers_create(bench, &b->dx, m * k * fp8_dtype_bytes(b->info.dx_dtype), 0, 0);
+    if (!code && gemms)
+        code = bench_buffers_create(bench, &b->dw, n * k * fp8_dtype_bytes(b->info.dw_dtype), 0, 0);
+    if (!code && gemms)
         code = make_operand(b, FP8_BYTES_SAVED, &b->saved_bytes, b->saved);
     return code;
 }
 
 int bench_layer_create(struct bench_layer *b, struct bench *bench, const struct bench_shape *shape,
-                       bool gemms)
+                       const char *recipe, bool gemms)
 {
     memset(b, 0, sizeof *b);
     b->bench = bench;
+    b->recipe = recipe;
+    b->with_weight = gemms || shape->m == shape->n;
     b->shape = shape;
     b->info.size = sizeof b->info;
     fp8_status status = fp8_layer_create(bench->bundle, shape->name, &b->layer);
@@ -71,13 +100,14 @@ int bench_layer_create(struct bench_layer *b, struct bench *bench, const struct 
     int code = status ? bench_fp8_failed(status, shape, "creating the layer") : CLI_DONE;
     if (!code)
         code = make_buffers(b, gemms);
+    bool quantizes = bench_recipe_bytes(recipe) > 0;
     for (int set = 0; !code && set < BENCH_SETS; set++) {
-        code = bench_run_quantize_x(b, set);
-        if (!code && gemms)
+        code = quantizes ? bench_run_quantize_x(b, set) : CLI_DONE;
+        if (!code && b->with_weight && quantizes)
             code = bench_run_weight(b, set);
         if (!code && gemms)
             code = bench_run_fprop(b, set);
-        if (!code)
+        if (!code && quantizes)
             code = bench_run_quantize_dy(b, set);
     }
     return code ? code : cli_device_synchronize(&bench->device);

@@ -30,8 +30,14 @@ static const char *const notes[] = {
     "uint8.",
     "y[M,N] = x[M,K] w[N,K]^T + bias[N]; dx[M,K] = dy[M,N] w[N,K]; dw[N,K] = dy[M,N]^T x[M,K]; "
     "dbias[N] = column sums of dy.",
-    "<t>_scales is float32[16]: [0] scale, [4] scale_inv, [8] amax. <t>_row holds cast(t * scale), "
-    "<t>_transposed its transpose, both with zero padding.",
+    "<t>_scales is float32[16]: [0] scale, [4] scale_inv, [8] amax (0: the scale was known "
+    "before), of the "
+    "copies with one scale a tensor. <t>_row holds cast(t * scale), <t>_transposed its transpose, "
+    "both with "
+    "zero padding.",
+    "<t>_row_scales and <t>_transposed_scales hold scale_inv in float32 where a copy of r rows and "
+    "depth d has "
+    "more than one: row [1][r], block [d / 128][r], tile [r / 128][d / 128]; pads are zero.",
 };
 
 /* An existing folder may be replaced if it is empty or holds a dump. */
@@ -80,9 +86,10 @@ int run_dump_create(const char *path, const char *model, uint64_t seed, struct r
                                      : strndup(target, (size_t)(slash - target));
     int code = parent ? cli_temp_create(parent, ".fp8gen-dump", &d->temp) : CLI_MACHINE;
     free(parent);
-    d->index = json_pack("{s:s, s:i, s:s, s:s, s:I, s:[sss], s:[]}", "format", FORMAT,
-                         "format_version", 1, "generator", fp8gen_version(), "model", model, "seed",
-                         (json_int_t)seed, "notes", notes[0], notes[1], notes[2], "layers");
+    d->index =
+        json_pack("{s:s, s:i, s:s, s:s, s:I, s:[ssss], s:[]}", "format", FORMAT, "format_version",
+                  2, "generator", fp8gen_version(), "model", model, "seed", (json_int_t)seed,
+                  "notes", notes[0], notes[1], notes[2], notes[3], "layers");
     d->layers = json_object_get(d->index, "layers");
     if (!code && !d->index) {
         cli_error("out of memory");
@@ -106,14 +113,14 @@ int run_dump_layer(struct run_dump *dump, const struct run_layer *run)
     }
     free(dump->folder);
     dump->folder = cli_path_join(dump->temp, name);
-    dump->layer =
-        json_pack("{s:s, s:s, s:I, s:I, s:I, s:s, s:b, s:b, s:{s:s, s:s, s:s}, s:{}}", "name",
-                  i->name, "folder", name, "M", (json_int_t)run->m, "N",
-                  (json_int_t)i->out_features, "K", (json_int_t)i->in_features, "recipe", i->recipe,
-                  "power_of_two", run->recipe.power_of_two, "bias", (int)i->has_bias,
-                  "accumulation", "fprop", run->recipe.split[FP8_PASS_FPROP] ? "split" : "fast",
-                  "dgrad", run->recipe.split[FP8_PASS_DGRAD] ? "split" : "fast", "wgrad",
-                  run->recipe.split[FP8_PASS_WGRAD] ? "split" : "fast", "arrays");
+    dump->layer = json_pack(
+        "{s:s, s:s, s:I, s:I, s:I, s:s, s:b, s:i, s:b, s:{s:s, s:s, s:s}, s:{}}", "name", i->name,
+        "folder", name, "M", (json_int_t)run->m, "N", (json_int_t)i->out_features, "K",
+        (json_int_t)i->in_features, "recipe", run->recipe.name, "power_of_two",
+        run->recipe.power_of_two, "margin", run->recipe.margin, "bias", (int)i->has_bias,
+        "accumulation", "fprop", run->recipe.split[FP8_PASS_FPROP] ? "split" : "fast", "dgrad",
+        run->recipe.split[FP8_PASS_DGRAD] ? "split" : "fast", "wgrad",
+        run->recipe.split[FP8_PASS_WGRAD] ? "split" : "fast", "arrays");
     if (!dump->folder || !dump->layer || json_array_append_new(dump->layers, dump->layer) != 0 ||
         mkdir(dump->folder, 0755) != 0) {
         cli_error("cannot create a folder for layer '%s' in the dump", i->name);
@@ -142,27 +149,62 @@ static int add(struct run_dump *dump, const char *name, const fp8_tensor *tensor
     return code;
 }
 
-static int add_operand(struct run_dump *dump, const char *name, const fp8_operand *operand)
+static int64_t padded(int64_t value)
+{
+    return (value + 15) / 16 * 16;
+}
+
+/* The copy of r rows and depth d, with scales of its own if it has some. */
+static int add_copy(struct run_dump *dump, const char *name, const fp8_operand *operand,
+                    bool transposed)
 {
     fp8_operand_view view;
-    char text[32];
+    char text[48];
     fp8_status status = fp8_operand_parts(operand, &view);
     if (status)
         return cli_fp8_failed(status, "dumping the operand of %s", name);
-    int64_t rows = (operand->rows + 15) / 16 * 16, cols = (operand->cols + 15) / 16 * 16;
-    const fp8_tensor scales = { view.scales, 1, 16, 16, FP8_DTYPE_FP32, 0 };
-    const fp8_tensor row = { view.row, rows, view.row_ld, view.row_ld, operand->dtype, 0 };
-    const fp8_tensor transposed = { view.transposed,    cols,           view.transposed_ld,
-                                    view.transposed_ld, operand->dtype, 0 };
-    snprintf(text, sizeof text, "%s_scales", name);
-    int code = add(dump, text, &scales);
-    snprintf(text, sizeof text, "%s_row", name);
-    if (!code && view.row)
-        code = add(dump, text, &row);
-    snprintf(text, sizeof text, "%s_transposed", name);
-    if (!code && view.transposed)
-        code = add(dump, text, &transposed);
-    return code;
+    const char *copy = transposed ? "transposed" : "row";
+    fp8_scaling scaling = transposed ? operand->transposed_scaling : operand->row_scaling;
+    int64_t r = transposed ? operand->cols : operand->rows;
+    int64_t d = transposed ? operand->rows : operand->cols;
+    int64_t lines = scaling == FP8_SCALING_ROW     ? 1
+                    : scaling == FP8_SCALING_BLOCK ? (d + 127) / 128
+                                                   : (r + 127) / 128;
+    void *bytes = transposed ? view.transposed : view.row;
+    int64_t ld = transposed ? view.transposed_ld : view.row_ld;
+    float *scales = transposed ? view.transposed_scales : view.row_scales;
+    int64_t scales_ld = transposed ? view.transposed_scales_ld : view.row_scales_ld;
+    int code = CLI_DONE;
+    if (!bytes)
+        return code;
+    if (scales) {
+        const fp8_tensor tensor = { scales, lines, scales_ld, scales_ld, FP8_DTYPE_FP32, 0 };
+        snprintf(text, sizeof text, "%s_%s_scales", name, copy);
+        code = add(dump, text, &tensor);
+    }
+    const fp8_tensor tensor = { bytes, padded(r), ld, ld, operand->dtype, 0 };
+    snprintf(text, sizeof text, "%s_%s", name, copy);
+    return code ? code : add(dump, text, &tensor);
+}
+
+static int add_operand(struct run_dump *dump, const char *name, const fp8_operand *operand)
+{
+    fp8_operand_view view;
+    char text[48];
+    bool whole = operand->row_scaling == FP8_SCALING_TENSOR ||
+                 operand->transposed_scaling == FP8_SCALING_TENSOR;
+    fp8_status status = fp8_operand_parts(operand, &view);
+    if (status)
+        return cli_fp8_failed(status, "dumping the operand of %s", name);
+    int code = CLI_DONE;
+    if (whole) {
+        const fp8_tensor scales = { view.scales, 1, 16, 16, FP8_DTYPE_FP32, 0 };
+        snprintf(text, sizeof text, "%s_scales", name);
+        code = add(dump, text, &scales);
+    }
+    if (!code)
+        code = add_copy(dump, name, operand, false);
+    return code ? code : add_copy(dump, name, operand, true);
 }
 
 int run_dump_buffer(struct run_dump *dump, const struct run_layer *run, enum run_buffer buffer)

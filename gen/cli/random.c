@@ -66,6 +66,14 @@ static uint16_t round_fp16(float value)
     return (uint16_t)((code < 0x7bff ? code : 0x7bff) | (value < 0 ? 0x8000 : 0));
 }
 
+void cli_store(void *data, fp8_dtype dtype, int64_t at, float value)
+{
+    if (dtype == FP8_DTYPE_FP32)
+        ((float *)data)[at] = value;
+    else
+        ((uint16_t *)data)[at] = dtype == FP8_DTYPE_FP16 ? round_fp16(value) : round_bf16(value);
+}
+
 struct fill {
     void *target;
     fp8_dtype dtype;

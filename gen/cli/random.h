@@ -10,6 +10,8 @@
  * depends only on (seed, stream, i): the same on every machine and with every number of threads. */
 void cli_random_fill(void *target, fp8_dtype dtype, int64_t count, double sigma, uint64_t seed,
                      uint64_t stream);
+/* Element `at` = value, a finite one, rounded to the dtype: bf16, fp16 or fp32. */
+void cli_store(void *data, fp8_dtype dtype, int64_t at, float value);
 uint64_t cli_random_word(uint64_t seed, uint64_t stream, uint64_t counter);
 
 #endif

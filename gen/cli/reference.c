@@ -1,13 +1,11 @@
 /*
- * reference.c - the rules of quantisation written a second time, and float64 sums over samples.
+ * reference.c - the casts of quantisation written a second time, and float64 sums over samples.
  *
- * In: tensors and operands in host memory. Out: scales, counts of wrong bytes, sampled products. It
- * shares nothing with the runtime: an error there must not be repeated here. Casts work on integers
- * of the target's smallest step (value / step rounded to nearest even), which is another way than
- * the runtime's. A bf16 source has 65,536 values, so a table of codes checks whole tensors at the
- * speed of memory.
+ * In: tensors and operands in host memory. Out: codes, sampled products. It shares nothing with the
+ * runtime: an error there must not be repeated here. Casts work on integers of the target's smallest
+ * step (value / step rounded to nearest even), which is another way than the runtime's. What whole
+ * operands must hold is reference_operand.c's.
  */
-#include <float.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -46,6 +44,11 @@ static const struct format *format_of(fp8_dtype dtype)
     static const struct format e4m3 = { 3, -6, 448.0f, 0x7e, 0x7f, 0x7f };
     static const struct format e5m2 = { 2, -14, 57344.0f, 0x7b, 0x7f, 0x7c };
     return dtype == FP8_DTYPE_E5M2 ? &e5m2 : &e4m3;
+}
+
+float ref_maximum(fp8_dtype dtype)
+{
+    return format_of(dtype)->max;
 }
 
 float ref_decode(uint8_t code, fp8_dtype dtype)
@@ -118,198 +121,32 @@ float ref_load(const void *data, fp8_dtype dtype, int64_t at)
 
 struct scan {
     const fp8_tensor *tensor;
-    atomic_uint amax_bits;
     atomic_llong nonfinite;
 };
-
-/* Both loops are free of branches, so that they run at the speed of memory. */
-static uint32_t scan_bf16(const uint16_t *row, int64_t cols, int64_t *nonfinite)
-{
-    uint16_t amax = 0;
-    int64_t bad = 0;
-    for (int64_t start = 0; start < cols; start += 4096) { /* short counts stay in 16 bits */
-        uint16_t count = 0;
-        int64_t end = start + 4096 < cols ? start + 4096 : cols;
-        for (int64_t j = start; j < end; j++) {
-            uint16_t bits = row[j] & 0x7fff;
-            uint16_t finite = bits < 0x7f80 ? bits : 0;
-            count += bits >= 0x7f80;
-            amax = finite > amax ? finite : amax;
-        }
-        bad += count;
-    }
-    *nonfinite += bad;
-    return (uint32_t)amax << 16;
-}
-
-static uint32_t scan_fp32(const float *row, int64_t cols, int64_t *nonfinite)
-{
-    uint32_t amax = 0;
-    int64_t bad = 0;
-    for (int64_t j = 0; j < cols; j++) {
-        uint32_t bits = to_bits(row[j]) & 0x7fffffff;
-        uint32_t finite = bits < 0x7f800000 ? bits : 0;
-        bad += bits >= 0x7f800000;
-        amax = finite > amax ? finite : amax;
-    }
-    *nonfinite += bad;
-    return amax;
-}
-
-/* fp16 is a dtype of outputs: they are looked through, their amax is never asked for. */
-static void scan_fp16(const uint16_t *row, int64_t cols, int64_t *nonfinite)
-{
-    for (int64_t j = 0; j < cols; j++)
-        *nonfinite += (row[j] & 0x7c00) == 0x7c00;
-}
 
 static void scan_rows(void *user, int64_t index)
 {
     struct scan *scan = user;
     const fp8_tensor *t = scan->tensor;
     int64_t first = index * ROWS_PER_STEP, end = first + ROWS_PER_STEP, nonfinite = 0;
-    uint32_t amax = 0;
     for (int64_t i = first; i < end && i < t->rows; i++) {
         int64_t at = i * ld_of(t);
-        if (t->dtype == FP8_DTYPE_FP16) {
-            scan_fp16((const uint16_t *)t->data + at, t->cols, &nonfinite);
-            continue;
-        }
-        uint32_t row = t->dtype == FP8_DTYPE_BF16
-                           ? scan_bf16((const uint16_t *)t->data + at, t->cols, &nonfinite)
-                           : scan_fp32((const float *)t->data + at, t->cols, &nonfinite);
-        amax = row > amax ? row : amax;
+        const uint16_t *halves = (const uint16_t *)t->data + at;
+        const float *floats = (const float *)t->data + at;
+        uint16_t exponent = t->dtype == FP8_DTYPE_FP16 ? 0x7c00 : 0x7f80;
+        for (int64_t j = 0; t->dtype != FP8_DTYPE_FP32 && j < t->cols; j++)
+            nonfinite += (halves[j] & exponent) == exponent;
+        for (int64_t j = 0; t->dtype == FP8_DTYPE_FP32 && j < t->cols; j++)
+            nonfinite += !isfinite(floats[j]);
     }
-    unsigned seen = atomic_load(&scan->amax_bits);
-    while (seen < amax && !atomic_compare_exchange_weak(&scan->amax_bits, &seen, amax))
-        ;
     atomic_fetch_add(&scan->nonfinite, nonfinite);
-}
-
-static void scan_tensor(struct scan *scan, const fp8_tensor *tensor)
-{
-    scan->tensor = tensor;
-    cli_parallel((tensor->rows + ROWS_PER_STEP - 1) / ROWS_PER_STEP, scan_rows, scan);
 }
 
 int64_t ref_count_nonfinite(const fp8_tensor *tensor)
 {
-    struct scan scan = { 0 };
-    scan_tensor(&scan, tensor);
+    struct scan scan = { .tensor = tensor };
+    cli_parallel((tensor->rows + ROWS_PER_STEP - 1) / ROWS_PER_STEP, scan_rows, &scan);
     return scan.nonfinite;
-}
-
-struct ref_scales ref_make_scales(const fp8_tensor *source, fp8_dtype format, bool power_of_two)
-{
-    struct scan scan = { 0 };
-    struct ref_scales s = { 0, 1, 1 };
-    scan_tensor(&scan, source);
-    s.amax = from_bits(scan.amax_bits);
-    if (s.amax > 0)
-        s.scale = format_of(format)->max / s.amax;
-    if (isinf(s.scale))
-        s.scale = FLT_MAX;
-    if (power_of_two)
-        s.scale = from_bits(to_bits(s.scale) & 0xff800000u);
-    s.scale_inv = 1.0f / s.scale;
-    return s;
-}
-
-/* ---- bytes ---------------------------------------------------------------------------------------------- */
-
-struct comparison {
-    const fp8_tensor *source;
-    fp8_operand_view view;
-    int64_t row_rows, transposed_rows; /* lines of the copies, with their pads */
-    float scale;
-    fp8_dtype format;
-    uint8_t codes[65536]; /* of every bf16 value */
-    atomic_llong wrong;
-};
-
-static int64_t round_up(int64_t value, int64_t step)
-{
-    return (value + step - 1) / step * step;
-}
-
-/* What both copies must hold for 64 x 64 elements from (i0, j0); zero outside the source. */
-static void make_tile(const struct comparison *c, int64_t i0, int64_t j0, uint8_t tile[64][64])
-{
-    const fp8_tensor *t = c->source;
-    memset(tile, 0, 64 * 64);
-    for (int64_t i = i0; i < i0 + 64 && i < t->rows; i++) {
-        int64_t at = i * ld_of(t), end = j0 + 64 < t->cols ? j0 + 64 : t->cols;
-        const uint16_t *bf16 = (const uint16_t *)t->data + at;
-        const float *fp32 = (const float *)t->data + at;
-        for (int64_t j = j0; j < end; j++)
-            tile[i - i0][j - j0] = t->dtype == FP8_DTYPE_BF16
-                                       ? c->codes[bf16[j]]
-                                       : ref_encode(fp32[j], c->scale, c->format);
-    }
-}
-
-/* Differences of a copy's lines first..first+count from the tile's. */
-static int64_t compare_tile(const uint8_t *copy, int64_t ld, const uint8_t tile[64][64],
-                            int64_t count, int64_t length)
-{
-    int64_t wrong = 0;
-    for (int64_t i = 0; i < count; i++) {
-        if (memcmp(copy + i * ld, tile[i], (size_t)length) == 0)
-            continue;
-        for (int64_t j = 0; j < length; j++)
-            wrong += copy[i * ld + j] != tile[i][j];
-    }
-    return wrong;
-}
-
-static int64_t clamp64(int64_t value)
-{
-    return value < 0 ? 0 : value < 64 ? value : 64;
-}
-
-/* One strip of 64 source rows in both copies, tile by tile, so that all sides stay in cache. */
-static void compare_strip(void *user, int64_t index)
-{
-    struct comparison *c = user;
-    uint8_t tile[64][64], turned[64][64];
-    int64_t i0 = index * 64, wrong = 0, rows = c->row_rows, cols = c->transposed_rows;
-    int64_t width = c->view.row_ld > cols ? c->view.row_ld : cols;
-    for (int64_t j0 = 0; j0 < width; j0 += 64) {
-        make_tile(c, i0, j0, tile);
-        if (c->view.row)
-            wrong += compare_tile(c->view.row + i0 * c->view.row_ld + j0, c->view.row_ld, tile,
-                                  clamp64(rows - i0), clamp64(c->view.row_ld - j0));
-        if (!c->view.transposed)
-            continue;
-        for (int i = 0; i < 64; i++)
-            for (int j = 0; j < 64; j++)
-                turned[j][i] = tile[i][j];
-        wrong += compare_tile(c->view.transposed + j0 * c->view.transposed_ld + i0,
-                              c->view.transposed_ld, turned, clamp64(cols - j0),
-                              clamp64(c->view.transposed_ld - i0));
-    }
-    atomic_fetch_add(&c->wrong, wrong);
-}
-
-int64_t ref_count_wrong_bytes(const fp8_tensor *source, const fp8_operand *operand, float scale)
-{
-    struct comparison *c = calloc(1, sizeof *c);
-    int64_t wrong = -1;
-    if (!c || fp8_operand_parts(operand, &c->view) != FP8_OK)
-        goto done;
-    c->source = source;
-    c->scale = scale;
-    c->format = operand->dtype;
-    for (uint32_t i = 0; i < 65536; i++)
-        c->codes[i] = ref_encode(from_bits(i << 16), scale, c->format);
-    c->row_rows = c->view.row ? round_up(source->rows, 16) : 0;
-    c->transposed_rows = c->view.transposed ? round_up(source->cols, 16) : 0;
-    int64_t height = c->view.transposed_ld > c->row_rows ? c->view.transposed_ld : c->row_rows;
-    cli_parallel((height + 63) / 64, compare_strip, c);
-    wrong = c->wrong;
-done:
-    free(c);
-    return wrong;
 }
 
 /* ---- samples -------------------------------------------------------------------------------------------- */
@@ -338,7 +175,8 @@ void ref_sample_destroy(struct ref_sample *sample)
     sample->count = 0;
 }
 
-/* out[s * depth + k] = element k of the sampled vector s, exact in float32. */
+/* out[s * depth + k] = element k of the sampled vector s, in float32: exact, or with a scale of its own
+ * within one rounding. */
 struct gathering {
     const struct ref_source *source;
     const struct ref_sample *sample;
@@ -351,16 +189,26 @@ static bool is_fp8(fp8_dtype dtype)
     return dtype == FP8_DTYPE_E4M3 || dtype == FP8_DTYPE_E5M2;
 }
 
+/* Where the scale of element k of line `line` of a copy stands. */
+static int64_t scale_place(const struct ref_source *source, int64_t line, int64_t k)
+{
+    if (source->scaling == FP8_SCALING_BLOCK)
+        return k / 128 * source->scales_ld + line;
+    return source->scaling == FP8_SCALING_TILE ? line / 128 * source->scales_ld + k / 128 : line;
+}
+
 static void gather_row(void *user, int64_t s)
 {
     const struct gathering *g = user;
-    int64_t first = g->sample->index[s] * g->source->ld;
+    int64_t line = g->sample->index[s], first = line * g->source->ld;
     float *out = g->out + s * g->depth, decoded[256];
     for (int code = 0; is_fp8(g->source->dtype) && code < 256; code++)
         decoded[code] = ref_decode((uint8_t)code, g->source->dtype);
     for (int64_t k = 0; k < g->depth; k++)
         out[k] = is_fp8(g->source->dtype) ? decoded[((const uint8_t *)g->source->data)[first + k]]
                                           : ref_load(g->source->data, g->source->dtype, first + k);
+    for (int64_t k = 0; g->source->scales && k < g->depth; k++)
+        out[k] *= g->source->scales[scale_place(g->source, line, k)];
 }
 
 /* Columns are gathered for 16 rows at a time: a row's samples share its cache lines. */

@@ -13,16 +13,29 @@ struct ref_scales {
     float amax, scale, scale_inv;
 };
 
-/* The scales of recipe `current` for a whole tensor. */
-struct ref_scales ref_make_scales(const fp8_tensor *source, fp8_dtype format, bool power_of_two);
 uint8_t ref_encode(float value, float scale, fp8_dtype format);
 float ref_decode(uint8_t code, fp8_dtype format);
+/* Its largest number. */
+float ref_maximum(fp8_dtype format);
 /* Element `at` of FP8, bf16, fp16 or fp32 data. */
 float ref_load(const void *data, fp8_dtype dtype, int64_t at);
 
-/* Bytes of the operand (in host memory) that differ from the rules, pads included; copies that are not
- * there count as equal. */
-int64_t ref_count_wrong_bytes(const fp8_tensor *source, const fp8_operand *operand, float scale);
+/* How a recipe makes a scale of the amax of a group. */
+struct ref_rule {
+    bool power_of_two;
+    int margin; /* delayed scaling; the amax is that of the same data, a step before */
+};
+
+struct ref_verdict {
+    int64_t wrong_bytes, wrong_scales; /* pads included; scales of scale parts */
+    bool has_whole;                    /* a copy has one scale: */
+    struct ref_scales whole;           /* what it must be */
+};
+
+/* Compares all copies of an operand (in host memory) and their scales with the rules. False: out of
+ * memory, or the operand is not filled. */
+bool ref_check_operand(const fp8_tensor *source, const fp8_operand *operand,
+                       const struct ref_rule *rule, struct ref_verdict *verdict);
 /* Elements that are inf or NaN. */
 int64_t ref_count_nonfinite(const fp8_tensor *tensor);
 
@@ -43,7 +56,10 @@ struct ref_source {
     fp8_dtype dtype;
     int64_t ld;
     bool by_column;
-    double factor;                   /* multiplies every element: 1, or scale_inv */
+    double factor;       /* multiplies every element: 1, or scale_inv */
+    const float *scales; /* scale_inv of each group along rows of data; NULL: none */
+    int64_t scales_ld;
+    fp8_scaling scaling;             /* of `scales` */
     const struct ref_sample *sample; /* the vectors wanted */
 };
 

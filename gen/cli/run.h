@@ -4,6 +4,8 @@
 #ifndef FP8GEN_CLI_RUN_H
 #define FP8GEN_CLI_RUN_H
 
+#include <jansson.h>
+
 #include "gen/cli/device.h"
 
 enum run_buffer {
@@ -25,8 +27,25 @@ enum run_buffer {
 
 /* How the layer multiplies and casts, from the manifest. */
 struct run_recipe {
-    bool power_of_two;
-    bool split[FP8_PASS_COUNT]; /* accumulation of the pass's GEMM */
+    char name[32];
+    bool power_of_two, is_delayed;
+    int margin;
+    bool is_bf16;                 /* nothing is quantised */
+    bool plain[FP8_PASS_COUNT];   /* the pass multiplies the caller's tensors, in bf16 */
+    bool split[FP8_PASS_COUNT];   /* accumulation of the pass's GEMM */
+    double bytes[FP8_PASS_COUNT]; /* moved by quantising, for each element */
+};
+
+enum run_data_kind {
+    RUN_DATA_NORMAL,
+    RUN_DATA_OUTLIER, /* a column of x times `factor`, that of w divided by it */
+    RUN_DATA_SILU,    /* x after the activation */
+    RUN_DATA_MEAN,    /* x and w around a mean of one sigma */
+};
+
+struct run_data {
+    enum run_data_kind kind;
+    float factor;
 };
 
 struct run_layer {
@@ -36,6 +55,7 @@ struct run_layer {
     struct run_recipe recipe;
     int64_t m, wanted_m; /* tokens of this run; of the spec or --tokens, before the host's cut */
     uint64_t seed;       /* of this layer */
+    struct run_data data;
     struct cli_buffer buffers[RUN_BUFFER_COUNT];
     fp8_tensor tensors[RUN_X_QUANTIZED]; /* on the device */
     fp8_operand x_quantized, saved, weight, grad;
@@ -62,21 +82,31 @@ struct run_row {
 
 int run_layer_create(struct run_layer *run, const struct cli_device *device, fp8_bundle *bundle,
                      const char *name);
-/* Allocates the tensors for run->m tokens and fills them with data of run->seed. */
+/* Allocates the tensors for run->m tokens and fills them with data of run->seed (run_data.c). */
 int run_layer_fill(struct run_layer *run);
 void run_layer_destroy(struct run_layer *run);
 /* Runs one pass once. */
 int run_pass(struct run_layer *run, fp8_pass pass, bool accumulate);
+/* Runs every pass once and brings all results into host memory; `backward` false: up to fprop. */
+int run_all(struct run_layer *run, bool backward);
+/* Whether the pass does anything in this layer, and whether it fills an operand. */
+bool run_has_pass(const struct run_layer *run, fp8_pass pass);
+bool run_has_operand(const struct run_layer *run, enum run_buffer operand);
 /* Runs it as often as a median needs. */
 int run_pass_timed(struct run_layer *run, fp8_pass pass, bool accumulate, double *seconds);
 /* Fills x with both copies of the quantised x. */
 int run_quantize_x(struct run_layer *run);
-/* Fills dw with numbers that an accumulating wgrad adds to. */
-int run_fill_dw(struct run_layer *run);
 int run_download(const struct run_layer *run, enum run_buffer buffer);
 /* The tensor, and the operand, in host memory. */
 fp8_tensor run_host_tensor(const struct run_layer *run, enum run_buffer buffer);
 fp8_operand run_host_operand(const struct run_layer *run, enum run_buffer buffer);
+
+/* ---- run_data.c ---------------------------------------------------------------------------------------- */
+
+/* Fills x, w, bias and dy with data of run->seed and run->data. */
+int run_make_data(struct run_layer *run);
+/* Fills dw with numbers that an accumulating wgrad adds to. */
+int run_fill_dw(struct run_layer *run);
 
 /* ---- run_check.c: the verdicts ------------------------------------------------------------------------- */
 
@@ -88,6 +118,18 @@ int run_check_gemm(const struct run_layer *run, fp8_pass pass, const double *dw_
 int run_check_saved(const struct run_layer *run, struct run_row *row);
 int run_check_dbias(const struct run_layer *run, struct run_row *row);
 double *run_sample_dw(const struct run_layer *run);
+
+/* ---- run_recipe.c ---------------------------------------------------------------------------------------- */
+
+/* How the layer of that name computes, from the bundle's manifest. */
+struct run_recipe run_read_recipe(const json_t *manifest, const char *name);
+
+/* ---- run_accuracy.c -------------------------------------------------------------------------------------- */
+
+/* `run --report`: the SQNR of every recipe on several kinds of data, and the error of sums against their
+ * depth. Code CLI_BUG if a figure misses its bound. */
+int run_accuracy(const struct cli_device *device, const char *template_dir, uint64_t seed,
+                 bool json);
 
 /* ---- run_report.c --------------------------------------------------------------------------------------- */
 

@@ -6,11 +6,9 @@
  * are filled with 0xFF (NaN) before a pass that is checked, so that an element which a pass forgets
  * shows. It judges nothing (run_check.c does).
  */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "gen/cli/random.h"
 #include "gen/cli/run.h"
 
 #define WARMUPS 3
@@ -20,8 +18,6 @@ static const char *const buffer_names[RUN_BUFFER_COUNT] = {
     "x",     "w",           "bias",  "dy",     "y",    "dx",       "dw",
     "dbias", "x quantised", "saved", "weight", "grad", "workspace"
 };
-
-static const double dy_sigma = 0.001;
 
 static void describe_tensors(struct run_layer *run)
 {
@@ -89,28 +85,6 @@ static int allocate(struct run_layer *run)
     return CLI_DONE;
 }
 
-static int make_data(struct run_layer *run)
-{
-    const double sigmas[] = { [RUN_X] = 1.0,
-                              [RUN_W] = 1 / sqrt((double)run->info.in_features),
-                              [RUN_BIAS] = 0.1,
-                              [RUN_DY] = dy_sigma };
-    for (int b = RUN_X; b <= RUN_DY; b++) {
-        const fp8_tensor *t = &run->tensors[b];
-        int code = cli_device_synchronize(run->device);
-        if (code)
-            return code;
-        /* another sigma for each tensor, so that scales differ in all their bits */
-        double u = (double)(cli_random_word(run->seed, 9, (uint64_t)b) >> 11) * 0x1p-53;
-        cli_random_fill(run->buffers[b].host, t->dtype, t->rows * t->cols,
-                        sigmas[b] * (0.8 + 0.4 * u), run->seed, (uint64_t)b);
-        code = cli_buffer_upload(run->device, &run->buffers[b]);
-        if (code)
-            return code;
-    }
-    return CLI_DONE;
-}
-
 int run_layer_create(struct run_layer *run, const struct cli_device *device, fp8_bundle *bundle,
                      const char *name)
 {
@@ -127,7 +101,7 @@ int run_layer_fill(struct run_layer *run)
 {
     describe_tensors(run);
     int code = allocate(run);
-    return code ? code : make_data(run);
+    return code ? code : run_make_data(run);
 }
 
 void run_layer_destroy(struct run_layer *run)
@@ -226,6 +200,31 @@ int run_pass(struct run_layer *run, fp8_pass pass, bool accumulate)
                   : cli_device_synchronize(run->device);
 }
 
+bool run_has_operand(const struct run_layer *run, enum run_buffer operand)
+{
+    /* an x without a transposed copy leaves nothing to save but its version */
+    return !run->recipe.is_bf16 && !(operand == RUN_SAVED && run->recipe.plain[FP8_PASS_WGRAD]);
+}
+
+bool run_has_pass(const struct run_layer *run, fp8_pass pass)
+{
+    if (!run->recipe.is_bf16)
+        return true;
+    return pass != FP8_PASS_WEIGHT && (pass != FP8_PASS_QUANTIZE_DY || run->info.has_bias);
+}
+
+int run_all(struct run_layer *run, bool backward)
+{
+    static const fp8_pass passes[] = { FP8_PASS_WEIGHT, FP8_PASS_FPROP, FP8_PASS_QUANTIZE_DY,
+                                       FP8_PASS_WGRAD, FP8_PASS_DGRAD };
+    int code = run->recipe.is_bf16 ? CLI_DONE : run_quantize_x(run);
+    for (int i = 0; !code && i < (backward ? 5 : 2); i++)
+        code = run_has_pass(run, passes[i]) ? run_pass(run, passes[i], false) : CLI_DONE;
+    for (int b = RUN_Y; !code && b < RUN_WORKSPACE; b++)
+        code = run_download(run, b);
+    return code;
+}
+
 static int poison(struct run_layer *run, fp8_pass pass, bool accumulate)
 {
     static const enum run_buffer written[FP8_PASS_COUNT][2] = {
@@ -308,20 +307,6 @@ int run_quantize_x(struct run_layer *run)
     fp8_status status = fp8_quantize(run->layer, &args);
     return status ? cli_fp8_failed(status, "layer '%s', quantising x", run->info.name)
                   : cli_device_synchronize(run->device);
-}
-
-/* A quarter of the size of dw: a product that is rounded before it is added to numbers of its own size
- * would pass for one that is not. */
-int run_fill_dw(struct run_layer *run)
-{
-    const fp8_tensor *dw = &run->tensors[RUN_DW];
-    double sigma = 0.25 * dy_sigma * sqrt((double)(run->m ? run->m : 1));
-    int code = cli_device_synchronize(run->device);
-    if (code)
-        return code;
-    cli_random_fill(run->buffers[RUN_DW].host, dw->dtype, dw->rows * dw->cols, sigma, run->seed,
-                    RUN_DW);
-    return cli_buffer_upload(run->device, &run->buffers[RUN_DW]);
 }
 
 /* ---- results -------------------------------------------------------------------------------------------- */

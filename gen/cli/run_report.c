@@ -56,8 +56,8 @@ static void print_json(const struct run_report *report, const struct run_layer *
                                "model", report->model, "layer", i->name, "pass", row->pass, "M",
                                (json_int_t)run->m, "N", (json_int_t)i->out_features, "K",
                                (json_int_t)i->in_features, "spec_M", (json_int_t)run->wanted_m,
-                               "recipe", i->recipe, "device", report->device->info.name, "kernel",
-                               row->kernel, "dtype", row->dtype, "verdict", verdict(row));
+                               "recipe", run->recipe.name, "device", report->device->info.name,
+                               "kernel", row->kernel, "dtype", row->dtype, "verdict", verdict(row));
     if (!object) {
         cli_error("out of memory");
         return;

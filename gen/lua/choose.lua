@@ -202,10 +202,8 @@ end
 
 -- Why no generated configuration computes it.
 local function unserved(gemm)
-    local why = gemm.scaling ~= "tensor" and gemm.scaling or nil
-    return why and ("generated kernels have no scales of this kind (%s)"):format(why)
-        or ("no generated configuration serves %s accumulation into %s"):format(gemm.accumulation,
-            gemm.dtype)
+    if gemm.scaling == "tensor" then return "no generated configuration serves it" end
+    return ("generated kernels have no scales of this kind (%s)"):format(gemm.scaling)
 end
 
 -- By the model.
@@ -238,7 +236,10 @@ local function forced(gemm, range, word)
     if word == "cublaslt" then return { cublaslt(gemm, lt, why) } end
     local item = best_of(problem, wanted and { [wanted.name] = true })
     if not item then
-        return { cublaslt(gemm, lt, ("%s, but %s"):format(why, unserved(gemm))) }
+        return { cublaslt(gemm, lt, gemm.scaling == "tensor"
+            and ("%s, which does not serve %s accumulation into %s"):format(why, gemm.accumulation,
+                gemm.dtype)
+            or ("%s, but %s"):format(why, unserved(gemm))) }
     end
     return {
         generated(item.configuration, item.seconds, why .. "; " .. describe(item, problem, tokens)),

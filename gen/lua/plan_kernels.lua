@@ -58,6 +58,20 @@ local function tiles(tile_rows, tile_cols, ctas_per_sm)
     }
 end
 
+local function row_kind(dbias)
+    return {
+        op = "quantize_row",
+        template = "quantize_row.cu",
+        name = cast_name(dbias and "quantize_row_dbias" or "quantize_row"),
+        parameters = function(s)
+            local parameters = cast_parameters(s)
+            parameters.dbias = dbias
+            return parameters
+        end,
+        grid = tiles(BAND, ALL, 3), -- a CTA has whole rows
+    }
+end
+
 -- What the plan says of each kind of kernel: op, template, launch, and how a variant is called. `over`:
 -- the arguments of the op that are the grid's rows and cols, where these are not rows and cols.
 local kernel_kinds = {
@@ -108,13 +122,8 @@ local kernel_kinds = {
         grid = tiles(ALL, 128, 8),
         over = { rows = "partial_rows", cols = "cols" },
     },
-    quantize_row = {
-        op = "quantize_row",
-        template = "quantize_row.cu",
-        name = cast_name "quantize_row",
-        parameters = cast_parameters,
-        grid = tiles(BAND, ALL, 3), -- a CTA has whole rows
-    },
+    quantize_row = row_kind(false),
+    quantize_row_dbias = row_kind(true), -- also the column sums of every BAND rows
     quantize_column = {
         op = "quantize_column",
         template = "quantize_column.cu",

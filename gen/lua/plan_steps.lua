@@ -149,7 +149,7 @@ local function row_step(c, o, leave_columns)
     local partials = leave_columns and o.name .. "_column_partials"
     return {
         op = "quantize_row",
-        kernel = c.kernel("quantize_row", semantics(c, o)),
+        kernel = c.kernel(o.dbias and "quantize_row_dbias" or "quantize_row", semantics(c, o)),
         args = merged(source_args(o), copy_args(c, o, "row", true), partial_args(c, o), {
             row_scales = o.name .. "_row_scales",
             column_partials = partials or c.null,

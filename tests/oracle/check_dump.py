@@ -3,9 +3,10 @@
 
 usage: check_dump.py DIR [--rows N]
 
-For every layer: amax, scale and scale_inv of x, w and dy bit for bit from the dumped tensors; every FP8
-byte of both copies and every pad byte; y, dx and dw against float64 products of the dequantised
-operands (sampled rows where a product is large) and against products of the original tensors; dbias.
+For every layer: the scales of x, w and dy bit for bit from the dumped tensors, one a tensor, row, block of
+128 or 128 x 128 as the recipe says; every FP8 byte of both copies and every pad byte; y, dx and dw against
+float64 products of the dequantised operands (sampled rows where a product is large) and against products of
+the original tensors; dbias.
 Shares no code with fp8gen. Prints one line per array, exits 0 if all agree, 1 if one differs, 2 for a
 folder that is not a dump.
 """
@@ -21,6 +22,16 @@ TYPES = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 # relative Frobenius error on normal data, by accumulation and dtype of the output
 BOUNDS = {("split", "fp32"): 2e-4, ("split", "bf16"): 2e-3, ("fast", "fp32"): 1e-2, ("fast", "bf16"): 1e-2}
 BOUNDS_FEW = {("split", "fp32"): 1e-3, ("split", "bf16"): 2.5e-3, ("fast", "fp32"): 1e-2, ("fast", "bf16"): 1e-2}
+# scaling of the row copy and of the transposed copy; None: no such copy, the product is of bf16
+TENSOR, ROW, BLOCK, TILE = "tensor", "row", "block", "tile"
+SCALINGS = {
+    "current": {name: (TENSOR, TENSOR) for name in ("x", "w", "dy")},
+    "delayed": {name: (TENSOR, TENSOR) for name in ("x", "w", "dy")},
+    "rowwise": {name: (ROW, ROW) for name in ("x", "w", "dy")},
+    "rowwise_hp_wgrad": {"x": (ROW, None), "w": (ROW, TENSOR), "dy": (ROW, None)},
+    "block": {"x": (BLOCK, BLOCK), "w": (TILE, TILE), "dy": (BLOCK, BLOCK)},
+    "bf16": {name: (None, None) for name in ("x", "w", "dy")},
+}
 FAST_MAX_DEPTH = 28672
 FEW = 1000
 JUDGED = 10000
@@ -62,18 +73,52 @@ class Layer:
         return array
 
 
-def scales_of(source, fmt, power_of_two):
-    finite = np.abs(source[np.isfinite(source)])
-    amax = np.float32(finite.max() if finite.size else 0)
-    scale = np.float32(1)
-    if amax > 0:
-        with np.errstate(over="ignore"):
-            scale = np.float32(MAXIMA[fmt]) / amax
-    if np.isinf(scale):
-        scale = np.finfo(np.float32).max
-    if power_of_two:
-        scale = (np.float32(scale).view(np.uint32) & np.uint32(0xFF800000)).view(np.float32)
-    return amax, np.float32(scale), np.float32(1) / np.float32(scale)
+def group_of(scaling, transposed, shape):
+    """Height and width of the parts of the source that share a scale."""
+    rows, cols = max(shape[0], 1), shape[1]
+    if scaling == TENSOR:
+        return rows, cols
+    if scaling == TILE:
+        return 128, 128
+    along = 128 if scaling == BLOCK else rows if transposed else cols
+    return (along, 1) if transposed else (1, along)
+
+
+def scales_of(source, fmt, record, group):
+    """Amaxes and scales of the groups, as arrays [lines, count]."""
+    magnitude = np.where(np.isfinite(source), np.abs(source), np.float32(0))
+    height, width = group
+    lines, count = -(-max(source.shape[0], 1) // height), -(-source.shape[1] // width)
+    padded = np.zeros((lines * height, count * width), np.float32)
+    padded[: source.shape[0], : source.shape[1]] = magnitude
+    amax = padded.reshape(lines, height, count, width).max(axis=(1, 3))
+    maximum = np.float32(MAXIMA[fmt] / 2.0 ** record.get("margin", 0))
+    with np.errstate(over="ignore", divide="ignore"):
+        scale = np.where(amax > 0, maximum / amax, np.float32(1)).astype(np.float32)
+    scale = np.minimum(scale, np.finfo(np.float32).max)
+    if record["power_of_two"]:
+        scale = (scale.view(np.uint32) & np.uint32(0xFF800000)).view(np.float32)
+    return amax, scale
+
+
+def spread(values, group, shape):
+    """The value of its group for every element of the source."""
+    height, width = group
+    return np.repeat(np.repeat(values, height, axis=0), width, axis=1)[: shape[0], : shape[1]]
+
+
+def scale_part(inverse, scaling, transposed, shape):
+    """The part of scales as it lies in memory: pads are zero."""
+    grid = inverse.T if transposed else inverse  # [rows of the copy or their blocks, blocks of the depth]
+    if scaling == ROW:
+        body, pad = grid.reshape(1, -1), 16
+    elif scaling == BLOCK:
+        body, pad = grid.T, 8
+    else:
+        body, pad = grid, 4
+    part = np.zeros((body.shape[0], -(-body.shape[1] // pad) * pad), np.float32)
+    part[:, : body.shape[1]] = body
+    return part
 
 
 def cast(source, scale, fmt):
@@ -87,26 +132,58 @@ def cast(source, scale, fmt):
     return scaled.astype(np.float32).astype(TYPES[fmt]).view(np.uint8)
 
 
+def same_bits(a, b):
+    a, b = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
+    return a.shape == b.shape and bool(np.array_equal(a.view(np.uint32), b.view(np.uint32)))
+
+
+def check_scales(layer, name, copy, scaling, amax, scale, shape):
+    inverse = np.float32(1) / scale
+    if scaling == TENSOR:
+        found = layer.raw(f"{name}_scales")[0][[8, 0, 4]]
+        known = layer.record["recipe"] == "delayed"
+        want = np.array([0 if known else amax[0, 0], scale[0, 0], inverse[0, 0]], np.float32)
+        same = same_bits(found, want)
+        report(layer.name, f"{name}_scales", same,
+               f"amax {found[0]:.6g} scale {found[1]:.6g}" + ("" if same else f", expected {want}"))
+        return
+    key = f"{name}_{copy}_scales"
+    want = scale_part(inverse, scaling, copy == "transposed", shape)
+    found = np.asarray(layer.raw(key))
+    report(layer.name, key, same_bits(found, want), f"{want.size} scales by {scaling}")
+
+
 def check_operand(layer, name):
-    arrays = layer.record["arrays"]
     source = layer.values(name)
-    fmt = layer.dtype(f"{name}_row")
-    scales = layer.raw(f"{name}_scales")[0]
-    expected = scales_of(source, fmt, layer.record["power_of_two"])
-    found = (scales[8], scales[0], scales[4])
-    same = all(np.float32(a).view(np.uint32) == np.float32(b).view(np.uint32) for a, b in zip(expected, found))
-    report(layer.name, f"{name}_scales", same,
-           f"amax {found[0]:.6g} scale {found[1]:.6g}" + ("" if same else f", expected {expected}"))
-    codes = cast(source, expected[1], fmt)
-    for copy in ("row", "transposed"):
+    for copy, scaling in zip(("row", "transposed"), SCALINGS[layer.record["recipe"]][name]):
         key = f"{name}_{copy}"
-        if key not in arrays:
+        if (key in layer.record["arrays"]) != (scaling is not None):
+            report(layer.name, key, False, "is there" if scaling is None else "is missing")
+        if scaling is None or key not in layer.record["arrays"]:
             continue
-        want = np.zeros(arrays[key]["shape"], np.uint8)
+        fmt = layer.dtype(key)
+        group = group_of(scaling, copy == "transposed", source.shape)
+        amax, scale = scales_of(source, fmt, layer.record, group)
+        check_scales(layer, name, copy, scaling, amax, scale, source.shape)
+        codes = cast(source, spread(scale, group, source.shape), fmt)
+        want = np.zeros(layer.record["arrays"][key]["shape"], np.uint8)
         body = codes if copy == "row" else codes.T
         want[: body.shape[0], : body.shape[1]] = body
         wrong = int(np.count_nonzero(np.asarray(layer.raw(key)) != want))
         report(layer.name, key, wrong == 0, f"{want.size} bytes {fmt}, {wrong} differ")
+
+
+def inverse_scales(layer, copy, index, depth):
+    """scale_inv of the elements of lines `index` of a copy, to multiply with."""
+    name, which = copy.rsplit("_", 1)
+    scaling = SCALINGS[layer.record["recipe"]][name][which == "transposed"]
+    if scaling == TENSOR:
+        return float(layer.raw(f"{name}_scales")[0][4])
+    part = np.asarray(layer.raw(f"{copy}_scales"), np.float64)
+    if scaling == ROW:
+        return part[0, index][:, None]
+    blocks = part[:, index].T if scaling == BLOCK else part[np.asarray(index) // 128]
+    return np.repeat(blocks, 128, axis=1)[:, :depth]
 
 
 def sample(count, wanted, rng):
@@ -128,15 +205,16 @@ def relative(value, exact, magnitude):
 def check_product(layer, out, pass_name, a, b, depth, bias, rows_wanted):
     """a and b: (original, by column?, quantised copy); out[i,j] = sum over depth of a[i] b[j]."""
     rng = np.random.default_rng(1)
+    plain = a[2] not in layer.record["arrays"]  # a product of bf16
     value_all = layer.raw(out)
     i = sample(value_all.shape[0], rows_wanted, rng)
     j = sample(value_all.shape[1], max(1, -(-JUDGED // max(1, len(i))) + 8), rng)
 
     def vectors(side, index, quantised):
         original, by_column, copy = side
-        if quantised:
-            scale_inv = float(layer.raw(f"{original}_scales")[0][4])
-            return layer.values(copy, index)[:, :depth].astype(np.float64) * scale_inv
+        if quantised and not plain:
+            return layer.values(copy, index)[:, :depth].astype(np.float64) * inverse_scales(
+                layer, copy, index, depth)
         source = layer.values(original) if by_column else layer.values(original, index)
         return (source[:, index].T if by_column else source).astype(np.float64)
 
@@ -151,9 +229,9 @@ def check_product(layer, out, pass_name, a, b, depth, bias, rows_wanted):
     bound = (BOUNDS_FEW if value.size < FEW else BOUNDS)[key]
     if accumulation == "fast" and depth > FAST_MAX_DEPTH:
         bound = np.inf
-    e5m2 = "e5m2" in (layer.dtype(a[2]), layer.dtype(b[2]))
+    e5m2 = not plain and "e5m2" in (layer.dtype(a[2]), layer.dtype(b[2]))
     decibel = -20 * np.log10(noise) if noise > 0 else np.inf
-    needed = (24.0 if e5m2 else 28.0) if value.size >= JUDGED and depth > 0 else -np.inf
+    needed = (24.0 if e5m2 else 28.0) if value.size >= JUDGED and depth > 0 and not plain else -np.inf
     good = error <= bound and (decibel >= needed or depth == 0)
     report(layer.name, out, bool(good),
            f"{value.size} outputs, error {error:.2e} (bound {bound:.0e}), SQNR {decibel:.1f} dB")
@@ -196,8 +274,8 @@ def main(arguments):
     except (OSError, ValueError) as error:
         print(f"check_dump: {arguments[0]} is not a dump: {error}", file=sys.stderr)
         return 2
-    if index.get("format") != "fp8gen-dump" or index.get("format_version") != 1:
-        print(f"check_dump: {arguments[0]} is not a dump of format 1", file=sys.stderr)
+    if index.get("format") != "fp8gen-dump" or index.get("format_version") != 2:
+        print(f"check_dump: {arguments[0]} is not a dump of format 2", file=sys.stderr)
         return 2
     for record in index["layers"]:
         check_layer(Layer(arguments[0], record), rows_wanted)

@@ -194,6 +194,36 @@ static void test_hash(void **state)
     fp8gen_close(c);
 }
 
+/* Recipes and what they leave no choice for. */
+static void test_recipes(void **state)
+{
+    (void)state;
+    fp8gen *gen = load_good(
+        "return model 'm' { recipe = recipe.delayed { margin = 2 }, layers = {\n"
+        " linear 'a' { in_features = 1, out_features = 2 },\n"
+        " linear 'b' { in_features = 1, out_features = 2, recipe = recipe.block {} },\n"
+        " linear 'c' { in_features = 1, out_features = 2, recipe = recipe.rowwise_hp_wgrad {} },\n"
+        " linear 'd' { in_features = 1, out_features = 2, compute = 'bf16' } } }");
+    assert_value(gen, "layers.1.recipe.name", "delayed");
+    assert_value(gen, "layers.1.recipe.format", "hybrid");
+    assert_value(gen, "layers.1.recipe.history_length", "1024");
+    assert_value(gen, "layers.1.recipe.algo", "max");
+    assert_value(gen, "layers.1.recipe.margin", "2");
+    assert_value(gen, "layers.1.recipe.calibrate", "false");
+    assert_value(gen, "layers.1.recipe.power_of_two", "false");
+    assert_value(gen, "layers.1.accumulation.fprop", "fast");
+    assert_value(gen, "layers.1.compute", "fp8");
+    assert_value(gen, "layers.2.recipe.format", "e4m3");
+    assert_value(gen, "layers.2.recipe.power_of_two", "true");
+    assert_value(gen, "layers.2.recipe.margin", "nil");
+    assert_value(gen, "layers.2.accumulation.fprop", "split");
+    assert_value(gen, "layers.3.accumulation.fprop", "fast");
+    assert_value(gen, "layers.3.accumulation.wgrad", "split");
+    assert_value(gen, "layers.4.compute", "bf16");
+    assert_value(gen, "layers.4.accumulation.fprop", "split");
+    fp8gen_close(gen);
+}
+
 /* C33: every field of every scope changes the model, or is refused. */
 static void test_flip_every_field(void **state)
 {
@@ -207,6 +237,27 @@ static void test_flip_every_field(void **state)
         { "bias = true,", "", false },
         { "recipe = recipe.current { format = 'e4m3' },", "", false },
         { "recipe = recipe.current { power_of_two = true },", "", false },
+        { "recipe = recipe.delayed {},", "", false },
+        { "recipe = recipe.delayed { format = 'e4m3' },", "", false },
+        { "recipe = recipe.delayed { history_length = 16 },", "", false },
+        { "recipe = recipe.delayed { algo = 'most_recent' },", "", false },
+        { "recipe = recipe.delayed { margin = 6 },", "", false },
+        { "recipe = recipe.delayed { calibrate = true },", "", false },
+        { "recipe = recipe.delayed { power_of_two = true },", "", false },
+        { "recipe = recipe.delayed { power_of_two = true, margin = 7 },", "", true },
+        { "recipe = recipe.rowwise {},", "", false },
+        { "recipe = recipe.rowwise { power_of_two = false },", "", false },
+        { "recipe = recipe.rowwise { format = 'hybrid' },", "", true },
+        { "recipe = recipe.rowwise_hp_wgrad {},", "", false },
+        { "recipe = recipe.rowwise_hp_wgrad { power_of_two = false },", "", false },
+        { "recipe = recipe.rowwise_hp_wgrad {}, accumulation = { wgrad = 'fast' },", "", true },
+        { "recipe = recipe.block {},", "", false },
+        { "recipe = recipe.block { power_of_two = false },", "", false },
+        { "recipe = recipe.block {}, accumulation = { fprop = 'fast' },", "", true },
+        { "compute = 'bf16',", "", false },
+        { "compute = 'bf16', weight = 'fp32',", "", true },
+        { "compute = 'bf16', recipe = recipe.block {},", "", true },
+        { "compute = 'bf16',", "recipe = recipe.block {},", true },
         { "accumulation = { fprop = 'split' },", "", false },
         { "accumulation = { dgrad = 'fast' },", "", false },
         { "accumulation = { wgrad = 'fast' },", "", false },
@@ -561,15 +612,25 @@ static void test_schema(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),       cmocka_unit_test(test_shard),
-        cmocka_unit_test(test_inheritance),    cmocka_unit_test(test_snapshot),
-        cmocka_unit_test(test_hash),           cmocka_unit_test(test_flip_every_field),
-        cmocka_unit_test(test_names_count),    cmocka_unit_test(test_overrides),
-        cmocka_unit_test(test_bad_overrides),  cmocka_unit_test(test_override_conflict),
-        cmocka_unit_test(test_session),        cmocka_unit_test(test_null),
-        cmocka_unit_test(test_build_options),  cmocka_unit_test(test_files),
-        cmocka_unit_test(test_text_length),    cmocka_unit_test(test_shipped_specs),
-        cmocka_unit_test(test_shipped_shapes), cmocka_unit_test(test_schema),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_shard),
+        cmocka_unit_test(test_inheritance),
+        cmocka_unit_test(test_snapshot),
+        cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_recipes),
+        cmocka_unit_test(test_flip_every_field),
+        cmocka_unit_test(test_names_count),
+        cmocka_unit_test(test_overrides),
+        cmocka_unit_test(test_bad_overrides),
+        cmocka_unit_test(test_override_conflict),
+        cmocka_unit_test(test_session),
+        cmocka_unit_test(test_null),
+        cmocka_unit_test(test_build_options),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_text_length),
+        cmocka_unit_test(test_shipped_specs),
+        cmocka_unit_test(test_shipped_shapes),
+        cmocka_unit_test(test_schema),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,39 +1,5 @@
 // Made by fp8gen 0.1.0 from the template amax.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     amax_fp32
-//   used by:    up
-//   parameters: entry = "fp8_amax_fp32"
-//               source = "fp32"
-#line 1 "amax.cu"
-// amax.cu of the golden files: substitutions only, so the output stays in step.
-using source_t = fp32;
-extern "C" __global__ void fp8_amax_fp32(const source_t *p) {
-    asm("mov.u32 %0, $5;"); // a dollar
-}
-
-// Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
-//   again:      fp8gen expand <spec of model options>
-//   kernel:     quantize_fp32_e4m3_pow2
-//   used by:    up
-//   parameters: entry = "fp8_quantize_fp32_e4m3_pow2"
-//               format = "e4m3"
-//               power_of_two = true
-//               source = "fp32"
-#line 1 "quantize.cu"
-// quantize.cu of the golden files: branches and expressions.
-using source_t = fp32;
-#line 4 "quantize.cu"
-constexpr float limit = 0x1.cp+8, half = 0x1.cp+7, tenth = 0x1.999999999999ap-4;
-constexpr bool power_of_two = true;
-#line 7 "quantize.cu"
-#define ROUND(x) \
-    floor_power( \
-        x)
-#line 13 "quantize.cu"
-extern "C" __global__ void fp8_quantize_fp32_e4m3_pow2() {}
-
-// Made by fp8gen 0.1.0 from the template amax.cu; edit that, not this.
-//   again:      fp8gen expand <spec of model options>
 //   kernel:     amax_bf16
 //   used by:    up, down
 //   parameters: entry = "fp8_amax_bf16"
@@ -119,6 +85,40 @@ constexpr int partials = 2;
 extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
     registers<40, 232>();
 }
+
+// Made by fp8gen 0.1.0 from the template amax.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     amax_fp32
+//   used by:    up
+//   parameters: entry = "fp8_amax_fp32"
+//               source = "fp32"
+#line 1 "amax.cu"
+// amax.cu of the golden files: substitutions only, so the output stays in step.
+using source_t = fp32;
+extern "C" __global__ void fp8_amax_fp32(const source_t *p) {
+    asm("mov.u32 %0, $5;"); // a dollar
+}
+
+// Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     quantize_fp32_e4m3_pow2
+//   used by:    up
+//   parameters: entry = "fp8_quantize_fp32_e4m3_pow2"
+//               format = "e4m3"
+//               power_of_two = true
+//               source = "fp32"
+#line 1 "quantize.cu"
+// quantize.cu of the golden files: branches and expressions.
+using source_t = fp32;
+#line 4 "quantize.cu"
+constexpr float limit = 0x1.cp+8, half = 0x1.cp+7, tenth = 0x1.999999999999ap-4;
+constexpr bool power_of_two = true;
+#line 7 "quantize.cu"
+#define ROUND(x) \
+    floor_power( \
+        x)
+#line 13 "quantize.cu"
+extern "C" __global__ void fp8_quantize_fp32_e4m3_pow2() {}
 
 // Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
@@ -257,12 +257,43 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_pp64x64c1s12g8(fp32 *out, con
     registers<40, 232>();
 }
 
+// Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     cast_bf16_e4m3_pow2
+//   used by:   
+//   parameters: entry = "fp8_cast_bf16_e4m3_pow2"
+//               format = "e4m3"
+//               power_of_two = true
+//               source = "bf16"
+#line 1 "cast.cu"
+// cast.cu of the golden files: substitutions only.
+using source_t = bf16;
+using format = e4m3;
+constexpr bool power_of_two = true;
+extern "C" __global__ void fp8_cast_bf16_e4m3_pow2(const source_t *source) {}
+
+// Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     cast_fp32_e4m3_pow2
+//   used by:   
+//   parameters: entry = "fp8_cast_fp32_e4m3_pow2"
+//               format = "e4m3"
+//               power_of_two = true
+//               source = "fp32"
+#line 1 "cast.cu"
+// cast.cu of the golden files: substitutions only.
+using source_t = fp32;
+using format = e4m3;
+constexpr bool power_of_two = true;
+extern "C" __global__ void fp8_cast_fp32_e4m3_pow2(const source_t *source) {}
+
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     dequantize_e4m3
+//   kernel:     dequantize_e4m3_tensor
 //   used by:    up, down
-//   parameters: entry = "fp8_dequantize_e4m3"
+//   parameters: entry = "fp8_dequantize_e4m3_tensor"
 //               format = "e4m3"
+//               scaling = "tensor"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
@@ -270,7 +301,16 @@ constexpr int mantissa_e4m3 = 3; // of e4m3: true
 #line 3 "dequantize.cu"
 constexpr int mantissa_e5m2 = 2; // of e4m3: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e4m3() {}
+extern "C" __global__ void fp8_dequantize_e4m3_tensor() {}
+
+// Made by fp8gen 0.1.0 from the template transpose.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     transpose
+//   used by:   
+//   parameters: entry = "fp8_transpose"
+#line 1 "transpose.cu"
+// transpose.cu of the golden files: it has no parameters.
+extern "C" __global__ void fp8_transpose() {}
 
 // Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
@@ -474,12 +514,43 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, c
     registers<40, 232>();
 }
 
+// Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     cast_bf16_e4m3
+//   used by:   
+//   parameters: entry = "fp8_cast_bf16_e4m3"
+//               format = "e4m3"
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "cast.cu"
+// cast.cu of the golden files: substitutions only.
+using source_t = bf16;
+using format = e4m3;
+constexpr bool power_of_two = false;
+extern "C" __global__ void fp8_cast_bf16_e4m3(const source_t *source) {}
+
+// Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     cast_bf16_e5m2
+//   used by:   
+//   parameters: entry = "fp8_cast_bf16_e5m2"
+//               format = "e5m2"
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "cast.cu"
+// cast.cu of the golden files: substitutions only.
+using source_t = bf16;
+using format = e5m2;
+constexpr bool power_of_two = false;
+extern "C" __global__ void fp8_cast_bf16_e5m2(const source_t *source) {}
+
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     dequantize_e5m2
+//   kernel:     dequantize_e5m2_tensor
 //   used by:    down
-//   parameters: entry = "fp8_dequantize_e5m2"
+//   parameters: entry = "fp8_dequantize_e5m2_tensor"
 //               format = "e5m2"
+//               scaling = "tensor"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
@@ -487,4 +558,4 @@ constexpr int mantissa_e4m3 = 3; // of e5m2: false
 #line 3 "dequantize.cu"
 constexpr int mantissa_e5m2 = 2; // of e5m2: true
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e5m2() {}
+extern "C" __global__ void fp8_dequantize_e5m2_tensor() {}

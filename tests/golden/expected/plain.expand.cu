@@ -248,12 +248,52 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, c
     registers<40, 232>();
 }
 
+// Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model plain>
+//   kernel:     cast_bf16_e4m3
+//   used by:   
+//   parameters: entry = "fp8_cast_bf16_e4m3"
+//               format = "e4m3"
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "cast.cu"
+// cast.cu of the golden files: substitutions only.
+using source_t = bf16;
+using format = e4m3;
+constexpr bool power_of_two = false;
+extern "C" __global__ void fp8_cast_bf16_e4m3(const source_t *source) {}
+
+// Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model plain>
+//   kernel:     cast_bf16_e5m2
+//   used by:   
+//   parameters: entry = "fp8_cast_bf16_e5m2"
+//               format = "e5m2"
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "cast.cu"
+// cast.cu of the golden files: substitutions only.
+using source_t = bf16;
+using format = e5m2;
+constexpr bool power_of_two = false;
+extern "C" __global__ void fp8_cast_bf16_e5m2(const source_t *source) {}
+
+// Made by fp8gen 0.1.0 from the template column_sums.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model plain>
+//   kernel:     column_sums
+//   used by:   
+//   parameters: entry = "fp8_column_sums"
+#line 1 "column_sums.cu"
+// column_sums.cu of the golden files: it has no parameters.
+extern "C" __global__ void fp8_column_sums() {}
+
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model plain>
-//   kernel:     dequantize_e4m3
+//   kernel:     dequantize_e4m3_tensor
 //   used by:    odd
-//   parameters: entry = "fp8_dequantize_e4m3"
+//   parameters: entry = "fp8_dequantize_e4m3_tensor"
 //               format = "e4m3"
+//               scaling = "tensor"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
@@ -261,14 +301,15 @@ constexpr int mantissa_e4m3 = 3; // of e4m3: true
 #line 3 "dequantize.cu"
 constexpr int mantissa_e5m2 = 2; // of e4m3: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e4m3() {}
+extern "C" __global__ void fp8_dequantize_e4m3_tensor() {}
 
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model plain>
-//   kernel:     dequantize_e5m2
+//   kernel:     dequantize_e5m2_tensor
 //   used by:    odd
-//   parameters: entry = "fp8_dequantize_e5m2"
+//   parameters: entry = "fp8_dequantize_e5m2_tensor"
 //               format = "e5m2"
+//               scaling = "tensor"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
@@ -276,4 +317,13 @@ constexpr int mantissa_e4m3 = 3; // of e5m2: false
 #line 3 "dequantize.cu"
 constexpr int mantissa_e5m2 = 2; // of e5m2: true
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e5m2() {}
+extern "C" __global__ void fp8_dequantize_e5m2_tensor() {}
+
+// Made by fp8gen 0.1.0 from the template transpose.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model plain>
+//   kernel:     transpose
+//   used by:   
+//   parameters: entry = "fp8_transpose"
+#line 1 "transpose.cu"
+// transpose.cu of the golden files: it has no parameters.
+extern "C" __global__ void fp8_transpose() {}
