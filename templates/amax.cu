@@ -4,6 +4,7 @@
 // their maximum. A contiguous matrix is read as one long row, so narrow ones cost nothing extra.
 // amax_dbias.cu is the same op for a dy whose column sums are wanted.
 #include "amax.cuh"
+#include "ptx.cuh"
 
 using source_t = $source;
 constexpr int threads = 256;
@@ -34,8 +35,9 @@ __device__ __forceinline__ void scan(amax_of<source_t> &amax, const source_t *p,
 
 extern "C" __global__ void __launch_bounds__(threads, 4)
     $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, u32 *partials, int n_partials,
-           u32 *found_inf, float *dbias_partials, i64 dbias_ld) {
+           u32 *found_inf, float *dbias_partials, i64 dbias_ld, const u32 *when) {
     __shared__ u32 slots[threads / 32];
+    if (!start_kernel(when)) return;
     if (source_ld == cols || rows == 1) {
         cols *= rows;
         rows = 1;

@@ -5,12 +5,11 @@
 //   q         = cast(x * scale), round to nearest even; finite x saturates, also where x * scale
 //               overflows; NaN becomes 0x7f; +-inf becomes NaN in E4M3 and stays +-inf in E5M2.
 //
-// Whether an element is finite is judged on x, not on x * scale. cvt.rn.satfinite alone would turn inf
-// into the largest finite value. E4M3: fma(x, 0, x * scale) is NaN for a non-finite x and x * scale
-// for every finite one, so one instruction settles it. E5M2 tells inf from NaN, so the few vectors that
-// hold a non-finite element take a branch.
+// Whether an element is finite is judged on x, not on x * scale: cvt.rn.satfinite alone would turn inf
+// into the largest finite value. repair8 puts that right, without a branch, in 6 instructions for 4 elements
+// of bf16, less where the lifted magnitudes (amax.cuh) are there already.
 #pragma once
-#include "vec.cuh"
+#include "amax.cuh"
 
 struct scale_pair {
     float scale;
@@ -28,6 +27,15 @@ __device__ __forceinline__ scale_pair scale_from_amax(float amax) {
     return {scale, __fdiv_rn(1.0f, scale)};
 }
 
+// The 16 words that go with a tensor scaling: scale, its inverse, the amax it was made of (or 0).
+__device__ __forceinline__ void write_scales(float *scales, scale_pair pair, float amax) {
+    if (blockIdx.x == 0 && threadIdx.x < 16)
+        scales[threadIdx.x] = threadIdx.x == 0   ? pair.scale
+                              : threadIdx.x == 4 ? pair.scale_inv
+                              : threadIdx.x == 8 ? amax
+                                                 : 0.0f;
+}
+
 // Two elements to two bytes; `low` lands in bits 0..7.
 template <class format> __device__ __forceinline__ u32 cast2(float low, float high);
 template <> __device__ __forceinline__ u32 cast2<e4m3>(float low, float high) {
@@ -41,64 +49,61 @@ template <> __device__ __forceinline__ u32 cast2<e5m2>(float low, float high) {
     return q;
 }
 
-template <class format> __device__ __forceinline__ float scaled(float x, float scale);
-template <> __device__ __forceinline__ float scaled<e4m3>(float x, float scale) {
-    return __fmaf_rn(x, 0.0f, __fmul_rn(x, scale));
-}
-template <> __device__ __forceinline__ float scaled<e5m2>(float x, float scale) {
-    return __fmul_rn(x, scale);
-}
+// A factor for all eight elements, or one for each.
+__device__ __forceinline__ float factor(float scale, int) { return scale; }
+__device__ __forceinline__ float factor(const float (&scales)[8], int i) { return scales[i]; }
 
-__device__ __forceinline__ bool has_nonfinite(const vec8<bf16> &v) {
-    u32 moved = 0;
-#pragma unroll
-    for (int i = 0; i < vec8<bf16>::words; ++i) moved |= (v.w[i] & 0x7fff7fffu) + 0x00800080u;
-    return moved & 0x80008000u;
-}
-__device__ __forceinline__ bool has_nonfinite(const vec8<fp32> &v) {
-    u32 largest = 0;
-#pragma unroll
-    for (int i = 0; i < vec8<fp32>::words; ++i) {
-        u32 magnitude = v.w[i] & 0x7fffffffu;
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    return largest >= 0x7f800000u;
-}
-
-// Eight elements to eight bytes, element 0 in bits 0..7 of .x.
-template <class format, class T>
-__device__ __forceinline__ uint2 cast8(const vec8<T> &v, float scale) {
+// Eight elements to eight bytes, element 0 in bits 0..7 of .x; non-finite elements come out wrong.
+template <class format, class T, class scale_t>
+__device__ __forceinline__ uint2 cast8(const vec8<T> &v, const scale_t &scale) {
     u32 q[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-        q[i] = cast2<format>(scaled<format>(element(v, 2 * i), scale),
-                             scaled<format>(element(v, 2 * i + 1), scale));
+        q[i] = cast2<format>(__fmul_rn(element(v, 2 * i), factor(scale, 2 * i)),
+                             __fmul_rn(element(v, 2 * i + 1), factor(scale, 2 * i + 1)));
     return make_uint2(q[0] | q[1] << 16, q[2] | q[3] << 16);
 }
 
-// E5M2 only: +-inf in x is +-inf in q (cast8 left the largest finite value, 0x7b or 0xfb).
-template <class T> __device__ __noinline__ uint2 restore_inf(const vec8<T> v, uint2 q) {
-    u32 words[2] = {q.x, q.y};
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-        if ((__float_as_uint(element(v, i)) & 0x7fffffffu) == 0x7f800000u)
-            words[i / 4] += 1u << (8 * (i % 4));
-    return make_uint2(words[0], words[1]);
+__device__ __forceinline__ u32 byte_signs(u32 a, u32 b,
+                                          u32 selector) { // __byte_perm drops the sign mode
+    u32 c;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(selector));
+    return c;
 }
 
+// 0xff for every non-finite one of elements 4 * half .. 4 * half + 3: their lifted magnitudes are negative,
+// and prmt copies the sign of a byte over a byte.
+__device__ __forceinline__ u32 nonfinite_bytes(const vec8<bf16> &v, int half) {
+    return byte_signs(lifted<bf16>::of(v.w[2 * half]), lifted<bf16>::of(v.w[2 * half + 1]), 0xfdb9);
+}
+__device__ __forceinline__ u32 nonfinite_bytes(const vec8<fp32> &v, int half) {
+    u32 m[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) m[i] = lifted<fp32>::of(v.w[4 * half + i]);
+    return __byte_perm(byte_signs(m[0], m[1], 0xffbb), byte_signs(m[2], m[3], 0xffbb), 0x6420);
+}
+
+// Four bytes that cast8 made, those in `mask` of non-finite elements: NaN (0x7f) in E4M3; in E5M2 NaN is
+// 0x7f or 0xff already, and inf, now the largest finite value (0x7b or 0xfb), goes one up.
+template <class format> __device__ __forceinline__ u32 repair4(u32 q, u32 mask);
+template <> __device__ __forceinline__ u32 repair4<e4m3>(u32 q, u32 mask) {
+    return (q & ~mask) | (mask & 0x7f7f7f7fu);
+}
+template <> __device__ __forceinline__ u32 repair4<e5m2>(u32 q, u32 mask) {
+    return q + (mask & ~(q >> 2) & 0x01010101u);
+}
 template <class format, class T>
-__device__ __forceinline__ uint2 quantize8(const vec8<T> &v, float scale) {
-    return cast8<format>(v, scale);
+__device__ __forceinline__ uint2 repair8(const vec8<T> &v, uint2 q) {
+    return make_uint2(repair4<format>(q.x, nonfinite_bytes(v, 0)),
+                      repair4<format>(q.y, nonfinite_bytes(v, 1)));
 }
-template <>
-__device__ __forceinline__ uint2 quantize8<e5m2, bf16>(const vec8<bf16> &v, float scale) {
-    uint2 q = cast8<e5m2>(v, scale);
-    return has_nonfinite(v) ? restore_inf(v, q) : q;
-}
-template <>
-__device__ __forceinline__ uint2 quantize8<e5m2, fp32>(const vec8<fp32> &v, float scale) {
-    uint2 q = cast8<e5m2>(v, scale);
-    return has_nonfinite(v) ? restore_inf(v, q) : q;
+
+// Eight consecutive scales from shared memory.
+__device__ __forceinline__ void read_scales(float (&s)[8], const float *shared) {
+    float4 low = reinterpret_cast<const float4 *>(shared)[0];
+    float4 high = reinterpret_cast<const float4 *>(shared)[1];
+    s[0] = low.x, s[1] = low.y, s[2] = low.z, s[3] = low.w;
+    s[4] = high.x, s[5] = high.y, s[6] = high.z, s[7] = high.w;
 }
 
 // One byte to float, exactly.

@@ -70,3 +70,12 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 __device__ __forceinline__ void let_next_kernel_start() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
+
+// ---- start of a kernel -----------------------------------------------------------------------------
+// Waits for what the previous kernel wrote, lets the next one come up, and says whether to do nothing at
+// all: `when` (may be NULL) is a word on the device, 0 = not this time.
+__device__ __forceinline__ bool start_kernel(const u32 *when) {
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    return !when || *reinterpret_cast<const volatile u32 *>(when) != 0;
+}

@@ -26,6 +26,11 @@ template <class T> __device__ __forceinline__ void keep_packed(vec8<T> &v) {
     for (int i = 0; i < vec8<T>::words; ++i) asm volatile("" : "+r"(v.w[i]));
 }
 
+template <class T, int n> __device__ __forceinline__ void keep_packed(vec8<T> (&v)[n]) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) keep_packed(v[i]);
+}
+
 // Reads through the read-only path.
 __device__ __forceinline__ uint4 load16(const void *p) {
     uint4 v;

@@ -11,6 +11,7 @@ M.TILE = 128 -- quantise: rows and columns of a tile
 
 local PARTIALS, TILE = M.PARTIALS, M.TILE
 local BAND = 32 -- rows that a CTA of quantize_row takes
+local ROW_RING = 200 * 1024 -- bytes of rows under way in quantize_row
 local ALL = (1 << 31) - 1 -- rows or columns of a tile: as many as there are
 
 local function name_of(...)
@@ -46,17 +47,31 @@ local function elements(tile_elements, ctas_per_sm, max_ctas)
     }
 end
 
--- A CTA a tile, unless the call leaves SMs free.
-local function tiles(tile_rows, tile_cols, ctas_per_sm)
+-- persistent: no more CTAs than fit, which go on from tile to tile; else a CTA a tile, unless the call
+-- leaves SMs free.
+local function tiles(tile_rows, tile_cols, ctas_per_sm, persistent)
     return {
         rule = "tiles",
         tile_rows = tile_rows,
         tile_cols = tile_cols,
         ctas_per_sm = ctas_per_sm,
         max_ctas = 0,
-        persistent = false,
+        persistent = persistent or false,
     }
 end
+
+-- Kernels that pass tiles through a ring in shared memory (templates/stage.cuh): tiles under way, and
+-- the bytes of these and of one transposed tile.
+local function stages(s) return s.source_dtype == "bf16" and 3 or 1 end
+local function ring_parameters(s)
+    local parameters = cast_parameters(s)
+    parameters.stages = stages(s)
+    return parameters
+end
+local function ring_bytes(s)
+    return TILE * TILE * ((s.source_dtype == "bf16" and 2 or 4) * stages(s) + 1)
+end
+local ring_grid = tiles(TILE, TILE, 2, true)
 
 local function row_kind(dbias)
     return {
@@ -66,9 +81,12 @@ local function row_kind(dbias)
         parameters = function(s)
             local parameters = cast_parameters(s)
             parameters.dbias = dbias
+            parameters.ring_bytes = ROW_RING
             return parameters
         end,
-        grid = tiles(BAND, ALL, 3), -- a CTA has whole rows
+        block = 512,
+        shared_bytes = function() return ROW_RING end,
+        grid = tiles(BAND, ALL, 1, true), -- a CTA has whole rows
     }
 end
 
@@ -78,7 +96,6 @@ local kernel_kinds = {
     amax = {
         op = "amax",
         template = "amax.cu",
-        leaves_out = { when = true },
         name = function(s) return "amax_" .. s.source_dtype end,
         parameters = function(s) return { source = s.source_dtype } end,
         grid = elements(16384, 4, PARTIALS),
@@ -86,7 +103,6 @@ local kernel_kinds = {
     amax_dbias = { -- also the column sums of every TILE rows
         op = "amax",
         template = "amax_dbias.cu",
-        leaves_out = { when = true },
         name = function(s) return "amax_dbias_" .. s.source_dtype end,
         parameters = function(s) return { source = s.source_dtype } end,
         grid = {
@@ -101,17 +117,18 @@ local kernel_kinds = {
     quantize = {
         op = "quantize",
         template = "quantize.cu",
-        leaves_out = { when = true },
         name = cast_name "quantize",
-        parameters = cast_parameters,
-        grid = tiles(TILE, TILE, 3),
+        parameters = ring_parameters,
+        shared_bytes = ring_bytes,
+        grid = ring_grid,
     },
     cast = {
         op = "cast",
         template = "cast.cu",
         name = cast_name "cast",
-        parameters = cast_parameters,
-        grid = tiles(TILE, TILE, 3),
+        parameters = ring_parameters,
+        shared_bytes = ring_bytes,
+        grid = ring_grid,
     },
     column_sums = {
         op = "column_sums",
@@ -119,7 +136,7 @@ local kernel_kinds = {
         name = function() return "column_sums" end,
         parameters = function() return {} end,
         block = 128,
-        grid = tiles(ALL, 128, 8),
+        grid = tiles(ALL, 128, 8, true),
         over = { rows = "partial_rows", cols = "cols" },
     },
     quantize_row = row_kind(false),
@@ -128,22 +145,25 @@ local kernel_kinds = {
         op = "quantize_column",
         template = "quantize_column.cu",
         name = cast_name "quantize_column",
-        parameters = cast_parameters,
-        grid = tiles(TILE, TILE, 3),
+        parameters = ring_parameters,
+        shared_bytes = ring_bytes,
+        grid = ring_grid,
     },
     quantize_block = { -- scales of 1 x 128
         op = "quantize_block",
         template = "quantize_block.cu",
         name = cast_name "quantize_block",
-        parameters = cast_parameters,
-        grid = tiles(TILE, TILE, 2),
+        parameters = ring_parameters,
+        shared_bytes = ring_bytes,
+        grid = ring_grid,
     },
     quantize_tile = { -- scales of 128 x 128
         op = "quantize_block",
         template = "quantize_tile.cu",
         name = cast_name "quantize_tile",
-        parameters = cast_parameters,
-        grid = tiles(TILE, TILE, 2),
+        parameters = ring_parameters,
+        shared_bytes = ring_bytes,
+        grid = ring_grid,
     },
     transpose = {
         op = "transpose",
@@ -157,7 +177,7 @@ local kernel_kinds = {
         template = "roll.cu",
         name = function() return "roll" end,
         parameters = function() return {} end,
-        grid = tiles(ALL, 32, 8), -- 32 tensors a CTA
+        grid = tiles(ALL, 32, 4, true), -- 32 tensors a CTA
         over = { rows = "length", cols = "tensors" },
     },
     store = {
@@ -178,21 +198,11 @@ local kernel_kinds = {
     dequantize = {
         op = "dequantize",
         template = "dequantize.cu",
-        leaves_out = { scales_ld = true },
         name = function(s) return name_of("dequantize", s.source_dtype, s.scaling) end,
         parameters = function(s) return { format = s.source_dtype, scaling = s.scaling } end,
         grid = elements(8192, 8, 0),
     },
 }
-
--- The op's arguments, without those that the template does not take.
-local function args_of(kind, format)
-    local list = {}
-    for _, arg in ipairs(format.ops[kind.op]) do
-        if not (kind.leaves_out and kind.leaves_out[arg.name]) then list[#list + 1] = arg end
-    end
-    return list
-end
 
 -- A kernel of one kind; kernel_set adds what is the same for all.
 local function plain_kernel(kind_name, semantics, format)
@@ -206,11 +216,11 @@ local function plain_kernel(kind_name, semantics, format)
         template = kind.template,
         parameters = kind.parameters(semantics),
         semantics = semantics,
-        args = args_of(kind, format),
+        args = format.ops[kind.op],
         grid = grid,
         block = kind.block or 256,
         cluster = 1,
-        shared_bytes = 0,
+        shared_bytes = kind.shared_bytes and kind.shared_bytes(semantics) or 0,
     }
 end
 -- The kernels of one bundle. Returns the list, a function that adds a kernel of a kind, and one that adds

@@ -86,7 +86,7 @@ local common = {
     },
     {
         name = "accumulation", type = "table", fields = "accumulation", layer = true,
-        doc = "per pass: how partial sums are kept over the contraction",
+        doc = "per pass: how partial sums are kept; block and bf16 always split",
     },
     dtype_field("weight", weights, "bf16", "dtype of the weight that is quantised",
         "a weight is quantised from bf16 or fp32; FP8 weights are not an input",

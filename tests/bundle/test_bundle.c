@@ -281,7 +281,7 @@ static const struct change changes[] = {
     { "layers.0.passes.fprop.2.dispatch", "[]", "'dispatch' ends at 0 tokens, max_tokens is 300" },
     { "layers.0.passes.wgrad.0.store.accumulate", "null", "'accumulate' is null" },
     { "layers.0.dequantize.e5m2_tensor", NULL, "'e5m2_tensor' names no kernel" },
-    { "layers.0.dequantize.e5m2_tensor", "\"dequantize_e4m3\"",
+    { "layers.0.dequantize.e5m2_tensor", "\"dequantize_e4m3_tensor\"",
       "does not turn e5m2 of scaling tensor into fp32" },
     { "layers.1.passes.fprop.2.stage_bias", "null", "there is no stage_bias" },
     { "layers.1.passes.quantize_dy.1.args.dbias_partials", "null", "it is null, but dbias is not" },

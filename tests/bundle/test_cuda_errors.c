@@ -189,7 +189,7 @@ static void a_parameter_list_that_does_not_match_is_refused(void **state)
     fp8_context *context = bundle_context(0);
     fp8_bundle *bundle;
     cuda->parameter = four_parameters;
-    EXPECT_REFUSED(FP8_ERR_BUNDLE, "lists 9 parameters, but the cubin takes fewer",
+    EXPECT_REFUSED(FP8_ERR_BUNDLE, "lists 10 parameters, but the cubin takes fewer",
                    fp8_bundle_open(context, folder, &bundle));
     cuda->parameter = small_parameters;
     EXPECT_REFUSED(FP8_ERR_BUNDLE, "parameter 0 of the cubin has 4 bytes",

@@ -19,6 +19,7 @@ extern "C" __global__ void fp8_amax_bf16(const source_t *p) {
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "bf16"
+//               stages = 3
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = bf16;
@@ -107,6 +108,7 @@ extern "C" __global__ void fp8_amax_fp32(const source_t *p) {
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "fp32"
+//               stages = 1
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = fp32;
@@ -265,6 +267,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_pp64x64c1s12g8(fp32 *out, con
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "bf16"
+//               stages = 3
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;
@@ -280,6 +283,7 @@ extern "C" __global__ void fp8_cast_bf16_e4m3_pow2(const source_t *source) {}
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "fp32"
+//               stages = 1
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = fp32;
@@ -320,6 +324,7 @@ extern "C" __global__ void fp8_transpose() {}
 //               format = "e4m3"
 //               power_of_two = false
 //               source = "bf16"
+//               stages = 3
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = bf16;
@@ -391,6 +396,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8(bf16 *out, con
 //               format = "e5m2"
 //               power_of_two = false
 //               source = "bf16"
+//               stages = 3
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = bf16;
@@ -522,6 +528,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, c
 //               format = "e4m3"
 //               power_of_two = false
 //               source = "bf16"
+//               stages = 3
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;
@@ -537,6 +544,7 @@ extern "C" __global__ void fp8_cast_bf16_e4m3(const source_t *source) {}
 //               format = "e5m2"
 //               power_of_two = false
 //               source = "bf16"
+//               stages = 3
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;

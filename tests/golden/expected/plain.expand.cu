@@ -19,6 +19,7 @@ extern "C" __global__ void fp8_amax_bf16(const source_t *p) {
 //               format = "e4m3"
 //               power_of_two = false
 //               source = "bf16"
+//               stages = 3
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = bf16;
@@ -100,6 +101,7 @@ extern "C" __global__ void fp8_amax_dbias_bf16(const bf16 *p) {}
 //               format = "e5m2"
 //               power_of_two = false
 //               source = "bf16"
+//               stages = 3
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = bf16;
@@ -256,6 +258,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, c
 //               format = "e4m3"
 //               power_of_two = false
 //               source = "bf16"
+//               stages = 3
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;
@@ -271,6 +274,7 @@ extern "C" __global__ void fp8_cast_bf16_e4m3(const source_t *source) {}
 //               format = "e5m2"
 //               power_of_two = false
 //               source = "bf16"
+//               stages = 3
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;

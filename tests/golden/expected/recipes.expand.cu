@@ -6,6 +6,7 @@
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "bf16"
+//               stages = 3
 #line 1 "quantize_block.cu"
 // quantize_block.cu of the golden files: substitutions only.
 using source_t = bf16;
@@ -46,6 +47,7 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "fp32"
+//               stages = 1
 #line 1 "quantize_tile.cu"
 // quantize_tile.cu of the golden files: substitutions only.
 using source_t = fp32;
@@ -174,6 +176,7 @@ extern "C" __global__ void fp8_amax_bf16(const source_t *p) {
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "bf16"
+//               stages = 3
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;
@@ -328,6 +331,7 @@ extern "C" __global__ void fp8_roll() {}
 //               entry = "fp8_quantize_row_bf16_e4m3"
 //               format = "e4m3"
 //               power_of_two = false
+//               ring_bytes = 204800
 //               source = "bf16"
 #line 1 "quantize_row.cu"
 // quantize_row.cu of the golden files: substitutions only.
@@ -344,6 +348,7 @@ extern "C" __global__ void fp8_quantize_row_bf16_e4m3(const source_t *source) {}
 //               format = "e4m3"
 //               power_of_two = false
 //               source = "bf16"
+//               stages = 3
 #line 1 "quantize_column.cu"
 // quantize_column.cu of the golden files: substitutions only.
 using source_t = bf16;
@@ -359,6 +364,7 @@ extern "C" __global__ void fp8_quantize_column_bf16_e4m3(const source_t *source)
 //               entry = "fp8_quantize_row_dbias_bf16_e4m3"
 //               format = "e4m3"
 //               power_of_two = false
+//               ring_bytes = 204800
 //               source = "bf16"
 #line 1 "quantize_row.cu"
 // quantize_row.cu of the golden files: substitutions only.
@@ -391,6 +397,7 @@ extern "C" __global__ void fp8_dequantize_e4m3_row() {}
 //               entry = "fp8_quantize_row_bf16_e4m3_pow2"
 //               format = "e4m3"
 //               power_of_two = true
+//               ring_bytes = 204800
 //               source = "bf16"
 #line 1 "quantize_row.cu"
 // quantize_row.cu of the golden files: substitutions only.
@@ -407,6 +414,7 @@ extern "C" __global__ void fp8_quantize_row_bf16_e4m3_pow2(const source_t *sourc
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "bf16"
+//               stages = 3
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = bf16;
@@ -428,6 +436,7 @@ extern "C" __global__ void fp8_quantize_bf16_e4m3_pow2() {}
 //               entry = "fp8_quantize_row_dbias_bf16_e4m3_pow2"
 //               format = "e4m3"
 //               power_of_two = true
+//               ring_bytes = 204800
 //               source = "bf16"
 #line 1 "quantize_row.cu"
 // quantize_row.cu of the golden files: substitutions only.

@@ -1,0 +1,82 @@
+// cast.cu - op "cast": a tensor whose scale, or amax, is known before it is read (or, where `fresh` says that
+// nothing is known yet, its own amax from partial maxima). One read, the row copy and the
+// transposed copy in FP8, padding included, the running amax, found_inf, and the column sums of every 128
+// rows for dbias.
+//
+// The running amax is a maximum of float bits as int32: magnitudes order as their bits do, and a negative
+// float (did not run yet) is below all of them, so the order of the CTAs does not matter.
+#include "amax.cuh"
+#include "convert.cuh"
+#include "copies.cuh"
+#include "ptx.cuh"
+#include "stage.cuh"
+#include "sums.cuh"
+
+using source_t = $source;
+using format = $format;
+constexpr bool power_of_two = $power_of_two;
+constexpr int stages = $stages;
+constexpr int threads = tile_threads;
+
+// Once, at the end: this CTA's maximum into the running one.
+__device__ __forceinline__ void write_running(const amax_of<source_t> &seen, u32 *slots,
+                                              float *amax, u32 *found_inf) {
+    u32 best = block_max<threads>(seen.bits(), slots);
+    bool bad = __syncthreads_or(seen.nonfinite());
+    if (threadIdx.x != 0) return;
+    if (amax) atomicMax(reinterpret_cast<int *>(amax), int(best));
+    if (bad && found_inf) *found_inf = 1;
+}
+
+extern "C" __global__ void __launch_bounds__(threads, 2)
+    $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, const float *known,
+           int known_is_amax, const u32 *fresh, const u32 *partials, int n_partials, float *scales,
+           u8 *row, i64 row_ld, i64 row_rows, u8 *transposed, i64 transposed_ld,
+           i64 transposed_rows, float *amax, u32 *found_inf, float *dbias_partials, i64 dbias_ld,
+           const u32 *when) {
+    extern __shared__ __align__(128) u8 shared[];
+    __shared__ u32 slots[threads / 32];
+    if (!start_kernel(when)) return;
+    tile_walk<false> here(rows, cols);
+    tile_ring<source_t, stages, tile_walk<false>> ring = {
+        make_matrix(source, source_ld, rows, cols), shared, here};
+    ring.begin();
+    u8 *turned = shared + ring.bytes; // the transposed tile; before that, its sums
+    tile_sums &sums = *reinterpret_cast<tile_sums *>(turned);
+    copy_target to = {row, row_ld, row_rows, transposed, transposed_ld, transposed_rows};
+    int rg = threadIdx.x / groups, cg = threadIdx.x % groups;
+
+    bool own = fresh && *fresh != 0; // the scale is made of the tensor's own amax
+    float given = own ? largest_partial<threads>(partials, n_partials, slots) : *known;
+    bool is_amax = own || known_is_amax;
+    scale_pair pair = {given, __fdiv_rn(1.0f, given)};
+    if (is_amax) pair = scale_from_amax<format, power_of_two>(given);
+    write_scales(scales, pair, is_amax ? given : 0.0f);
+
+    amax_of<source_t> seen;
+    for (; here.inside(); here.next()) {
+        i64 top = here.top(), left = here.left();
+        vec8<source_t> v[patch];
+        uint2 q[patch];
+        ring.take(v);
+        if (dbias_partials) {
+            put_sums(sums, v, threadIdx.x);
+            __syncthreads();
+            write_sums(sums, dbias_partials + here.row() * dbias_ld + left, cols - left,
+                       threadIdx.x);
+            __syncthreads();
+        }
+        keep_packed(v);
+#pragma unroll
+        for (int i = 0; i < patch; ++i) {
+            seen.add(v[i]);
+            q[i] = repair8<format>(v[i], cast8<format>(v[i], pair.scale));
+        }
+        if (row) store_rows(to, q, top + rg * patch, left + cg * patch);
+        if (transposed) put_transposed(turned, q, rg, cg);
+        __syncthreads();
+        ring.refill();
+        if (transposed) store_transposed(to, turned, top, left, threadIdx.x);
+    }
+    write_running(seen, slots, amax, found_inf);
+}

@@ -1,0 +1,47 @@
+// transpose.cu - op "transpose": FP8 bytes, row copy to transposed copy, padding as zeros. The scales stay;
+// those of 128 x 128 are transposed too.
+#include "copies.cuh"
+#include "ptx.cuh"
+
+constexpr int threads = tile_threads;
+
+// Eight bytes of a row, or those of them that exist.
+__device__ __forceinline__ uint2 load_bytes(const u8 *p, i64 count, bool aligned) {
+    if (count >= 8 && aligned) return load8(p);
+    u32 w[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        if (i < count) w[i / 4] |= u32(__ldg(p + i)) << (8 * (i % 4));
+    return make_uint2(w[0], w[1]);
+}
+
+extern "C" __global__ void __launch_bounds__(threads, 4)
+    $entry(const u8 *source, i64 source_ld, i64 rows, i64 cols, u8 *transposed, i64 transposed_ld,
+           i64 transposed_rows, const float *scales, i64 scales_ld, float *transposed_scales,
+           i64 transposed_scales_ld, const u32 *when) {
+    __shared__ __align__(16) u8 turned[tile * tile];
+    if (!start_kernel(when)) return;
+    copy_target to = {nullptr, 0, 0, transposed, transposed_ld, transposed_rows};
+    bool aligned = ((u64(source) | u64(source_ld)) & 7) == 0;
+    int rg = threadIdx.x / groups, cg = threadIdx.x % groups;
+    for (tile_walk<false> here(rows, cols); here.inside(); here.next()) {
+        i64 row = here.top() + rg * patch, col = here.left() + cg * patch;
+        const u8 *p = source + row * source_ld + col;
+        uint2 q[patch];
+        if (aligned && row + patch <= rows && col + patch <= cols) {
+#pragma unroll
+            for (int i = 0; i < patch; ++i) q[i] = load8(p + i * source_ld);
+        } else {
+#pragma unroll
+            for (int i = 0; i < patch; ++i)
+                q[i] = load_bytes(p + i * source_ld, row + i < rows ? cols - col : 0, aligned);
+        }
+        __syncthreads(); // the tile before has left the shared memory
+        put_transposed(turned, q, rg, cg);
+        __syncthreads();
+        store_transposed(to, turned, here.top(), here.left(), threadIdx.x);
+        if (transposed_scales && threadIdx.x == 0)
+            write_inverse(transposed_scales, transposed_scales_ld, here.col(), here.row(),
+                          here.rows, scales[here.row() * scales_ld + here.col()]);
+    }
+}
