@@ -3,10 +3,14 @@
  */
 #include "tests/ranks/rig.h"
 
+#include <ftw.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "gen/fp8gen.h"
 
 struct seat {
     struct rank rank;
@@ -77,4 +81,40 @@ void ranks_run(int32_t ranks, double timeout, rank_body body, void *user)
     }
     free(seats);
     assert_int_equal(faults, 0);
+}
+
+/* ---- bundles ---- */
+
+void ranks_bundle(const char *spec, char path[256])
+{
+    const char *temporary = getenv("TMPDIR");
+    snprintf(path, 240, "%s/fp8gen-test-XXXXXX", temporary ? temporary : "/tmp");
+    assert_non_null(mkdtemp(path));
+    strcat(path, "/bundle");
+    fp8gen *gen = NULL;
+    fp8gen_build_options options = FP8GEN_BUILD_OPTIONS_INIT;
+    options.archs = "none";
+    options.output_dir = path;
+    assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
+    fp8gen_status status = fp8gen_load_text(gen, "test.lua", spec, strlen(spec));
+    if (status == FP8GEN_OK)
+        status = fp8gen_build(gen, &options);
+    if (status != FP8GEN_OK)
+        print_error("%s", fp8gen_diagnostics(gen));
+    fp8gen_close(gen);
+    assert_int_equal(status, FP8GEN_OK);
+}
+
+static int remove_entry(const char *path, const struct stat *status, int flag, struct FTW *place)
+{
+    (void)status, (void)flag, (void)place;
+    return remove(path);
+}
+
+void ranks_bundle_drop(const char *path)
+{
+    char folder[256];
+    snprintf(folder, sizeof folder, "%s", path);
+    *strrchr(folder, '/') = 0;
+    nftw(folder, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
 }

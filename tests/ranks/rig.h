@@ -36,6 +36,10 @@ void ranks_run(int32_t ranks, double timeout, rank_body body, void *user);
     } while (0)
 void rank_fault(struct rank *rank, const char *file, int line, const char *condition);
 
+/* Builds a bundle without kernels from the text of a spec; main thread. */
+void ranks_bundle(const char *spec, char path[256]);
+void ranks_bundle_drop(const char *path);
+
 /* Text of this thread's last error contains all words (NULL ends the list). */
 int says(const char *first, ...);
 

@@ -1,0 +1,479 @@
+/*
+ * model.c - the model: its layout, its creation, what it can be asked.
+ *
+ * In: layers in forward order and the communicator over which their weights are sharded. Out: one piece of
+ * device memory, the same layout on all ranks because every shard is padded to the largest, in which lie
+ *     shards   FP8 rows of this rank behind their scales, and its part of the biases
+ *     slots    whole weights: the operand of each layer of a group, laid out so that the rows of all ranks
+ *              arrive in place; the transposed copy is made behind them where backward wants it
+ *     grads    two whole gradients, which are reduced while the next is computed
+ *     amaxes   one number a layer
+ * and a stream on which every collective of the model runs, so that all ranks run them in one order.
+ */
+#include "runtime/model.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/driver.h"
+
+/* ---- marks ---- */
+
+static fp8_status make_mark(const fp8_model *model, struct fp8_mark *mark)
+{
+    if (model->context->is_host)
+        return FP8_OK;
+    CUevent event = NULL;
+    CUresult result = model->context->driver->event_create(&event, CU_EVENT_DISABLE_TIMING);
+    if (result != CUDA_SUCCESS)
+        return fp8_fail_cuda(model->context->driver, result, "model_create: an event");
+    mark->event = event;
+    return FP8_OK;
+}
+
+static void drop_mark(const fp8_model *model, struct fp8_mark *mark)
+{
+    if (mark->event)
+        (void)model->context->driver->event_destroy((CUevent)mark->event);
+    mark->event = NULL;
+}
+
+fp8_status fp8_mark_record(const fp8_model *model, struct fp8_mark *mark, fp8_stream stream)
+{
+    mark->set = true;
+    if (model->context->is_host)
+        return FP8_OK;
+    CUresult result = model->context->driver->event_record((CUevent)mark->event, stream);
+    if (result == CUDA_SUCCESS)
+        return FP8_OK;
+    return fp8_fail_cuda(model->context->driver, result, "model: recording an event");
+}
+
+fp8_status fp8_mark_wait(const fp8_model *model, const struct fp8_mark *mark, fp8_stream stream)
+{
+    if (model->context->is_host || !mark->set)
+        return FP8_OK;
+    CUresult result = model->context->driver->stream_wait_event(stream, (CUevent)mark->event, 0);
+    if (result == CUDA_SUCCESS)
+        return FP8_OK;
+    return fp8_fail_cuda(model->context->driver, result, "model: a stream waits for an event");
+}
+
+fp8_status fp8_model_order(fp8_model *model, struct fp8_mark *mark, fp8_stream from, fp8_stream to)
+{
+    FP8_TRY(fp8_mark_record(model, mark, from));
+    return fp8_mark_wait(model, mark, to);
+}
+
+/* ---- options ---- */
+
+static fp8_status check_layer(const fp8_model_options *options, int32_t i)
+{
+    const fp8_model_layer *layer = &options->layers[i];
+    if (layer->size != sizeof *layer || layer->reserved[0] || layer->reserved[1] ||
+        layer->reserved[2] || layer->reserved[3])
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "model_create: size of layer %d is %u, this library's is %zu, and reserved "
+                        "words are 0; start from FP8_MODEL_LAYER_INIT",
+                        i, layer->size, sizeof *layer);
+    if (!layer->layer)
+        return fp8_fail(FP8_ERR_ARGUMENT, "model_create: layer %d is NULL", i);
+    if (layer->layer->context != options->context)
+        return fp8_fail(FP8_ERR_ARGUMENT, "model_create: layer %d ('%s') is of another context", i,
+                        layer->layer->plan->name);
+    const fp8_hooks *hooks = layer->hooks;
+    if (hooks && hooks->size != sizeof *hooks)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "model_create: hooks->size of layer %d is %u, this library's is %zu; start "
+                        "from FP8_HOOKS_INIT",
+                        i, hooks->size, sizeof *hooks);
+    if (!options->comm && !(hooks && hooks->weight))
+        return fp8_fail(
+            FP8_ERR_ARGUMENT,
+            "model_create: layer %d ('%s') has no weight hook, and there is no comm that "
+            "its weight could be gathered over",
+            i, layer->layer->plan->name);
+    int64_t fsdp = layer->layer->bundle->manifest.fsdp;
+    int32_t ranks = options->comm ? options->comm->ranks : 1;
+    if (!(hooks && hooks->weight) && fsdp > 1 && fsdp != ranks)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "model_create: layer %d ('%s') was built for fsdp = %lld, but the "
+                        "communicator has %d rank%s; start %lld ranks or rebuild the bundle",
+                        i, layer->layer->plan->name, (long long)fsdp, ranks, ranks == 1 ? "" : "s",
+                        (long long)fsdp);
+    return FP8_OK;
+}
+
+static fp8_status check_options(const fp8_model_options *options)
+{
+    if (!options)
+        return fp8_fail(FP8_ERR_ARGUMENT, "model_create: options is NULL");
+    if (options->size != sizeof *options || options->reserved[0] || options->reserved[1] ||
+        options->reserved[2] || options->reserved[3])
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "model_create: options->size is %u, this library's is %zu, and reserved "
+                        "words are 0; start from FP8_MODEL_OPTIONS_INIT",
+                        options->size, sizeof *options);
+    if (!options->context || !options->layers)
+        return fp8_fail(FP8_ERR_ARGUMENT, "model_create: %s is NULL",
+                        options->context ? "layers" : "context");
+    if (options->layer_count < 1 || options->layer_count > 65536)
+        return fp8_fail(FP8_ERR_ARGUMENT, "model_create: layer_count is %d, not in 1..65536",
+                        options->layer_count);
+    if (options->slots < 0)
+        return fp8_fail(FP8_ERR_ARGUMENT, "model_create: slots is %d; pass 0 for 2",
+                        options->slots);
+    FP8_TRY(fp8_check_flag("model_create", "keep", options->keep));
+    FP8_TRY(fp8_check_flag("model_create", "average", options->average));
+    FP8_TRY(fp8_check_flag("model_create", "no_prefetch", options->no_prefetch));
+    if (options->comm && options->comm->context != options->context)
+        return fp8_fail(FP8_ERR_ARGUMENT, "model_create: comm is of another context");
+    for (int32_t i = 0; i < options->layer_count; i++)
+        FP8_TRY(check_layer(options, i));
+    return FP8_OK;
+}
+
+/* ---- layout ---- */
+
+static size_t align(size_t bytes)
+{
+    return fp8_align_up(bytes, FP8_PART_ALIGN);
+}
+
+static fp8_dtype slot_dtype(const struct fp8_layer_plan *plan, enum fp8_slot slot)
+{
+    return plan->slots[slot] < 0 ? FP8_DTYPE_NONE : plan->buffers[plan->slots[slot]].dtype;
+}
+
+static fp8_status describe_weight(const fp8_model *model, const fp8_model_layer *from,
+                                  struct fp8_model_weight *weight)
+{
+    weight->layer = from->layer;
+    weight->plan = from->layer->plan;
+    snprintf(weight->name, sizeof weight->name, "%s",
+             from->name && *from->name ? from->name : weight->plan->name);
+    if (from->hooks)
+        weight->hooks = *from->hooks;
+    weight->is_hooked = weight->hooks.weight != NULL;
+    FP8_TRY(fp8_layer_bytes(weight->layer, 0, FP8_BYTES_WEIGHT, &weight->operand_bytes));
+    if (weight->is_hooked)
+        return FP8_OK;
+    fp8_sharding sharding = FP8_SHARDING_INIT;
+    sharding.rank = model->rank;
+    sharding.ranks = model->ranks;
+    FP8_TRY(fp8_shard_shape_of("model_create", weight->layer, &sharding, &weight->shard));
+    if (weight->plan->has_bias)
+        weight->bias_bytes =
+            (size_t)weight->shard.chunk * fp8_dtype_bytes(slot_dtype(weight->plan, FP8_SLOT_BIAS));
+    return FP8_OK;
+}
+
+/* What a weight takes in its slot: the operand, or the rows of all ranks where these are more. */
+static size_t place_in_slot(const fp8_model *model, struct fp8_model_weight *weight, size_t at)
+{
+    weight->operand_offset = at;
+    size_t rows = FP8_PART_ALIGN + (size_t)model->ranks * weight->shard.data_bytes;
+    size_t bytes = weight->operand_bytes;
+    if (!weight->is_hooked && rows > bytes)
+        bytes = rows;
+    at = align(at + bytes);
+    weight->bias_offset = at;
+    return align(at + (size_t)model->ranks * weight->bias_bytes);
+}
+
+/* Neighbours of one number form a group. */
+static void make_groups(fp8_model *model, const fp8_model_layer *layers)
+{
+    for (int i = 0; i < model->weight_count; i++) {
+        bool joins = i > 0 && layers[i].group != 0 && layers[i].group == layers[i - 1].group &&
+                     !model->weights[i].is_hooked && !model->weights[i - 1].is_hooked;
+        if (!joins) {
+            struct fp8_model_group *group = &model->groups[model->group_count++];
+            group->first = i;
+            group->slot = -1;
+        }
+        struct fp8_model_group *group = &model->groups[model->group_count - 1];
+        group->count++;
+        group->bytes = place_in_slot(model, &model->weights[i], group->bytes);
+        model->weights[i].group = model->group_count - 1;
+    }
+}
+
+/* Bytes of the largest whole gradient; where its dbias begins. */
+static size_t grad_bytes(fp8_model *model)
+{
+    size_t dw = 0, dbias = 0;
+    for (int i = 0; i < model->weight_count; i++) {
+        const struct fp8_model_weight *weight = &model->weights[i];
+        int64_t rows =
+            weight->is_hooked ? weight->plan->out_features : model->ranks * weight->shard.chunk;
+        size_t bytes = (size_t)(rows * weight->plan->in_features) *
+                       fp8_dtype_bytes(slot_dtype(weight->plan, FP8_SLOT_DW));
+        dw = bytes > dw ? bytes : dw;
+        bytes = weight->plan->has_bias ? (size_t)rows * sizeof(float) : 0;
+        dbias = bytes > dbias ? bytes : dbias;
+    }
+    model->dbias_offset = align(dw);
+    return model->dbias_offset + align(dbias);
+}
+
+/* Places in the pool, as offsets from `base`; sets bytes. */
+static void lay_out(fp8_model *model, uint8_t *base)
+{
+    uint8_t *at = base;
+    size_t slot = 0;
+    for (int i = 0; i < model->weight_count; i++) {
+        struct fp8_model_weight *weight = &model->weights[i];
+        weight->shard_memory = at;
+        at += weight->is_hooked ? 0 : weight->shard.bytes;
+        weight->bias_memory = at;
+        at += align(weight->bias_bytes);
+    }
+    model->bytes.shards = (size_t)(at - base);
+    for (int i = 0; i < model->group_count; i++)
+        slot = model->groups[i].bytes > slot ? model->groups[i].bytes : slot;
+    for (int i = 0; i < model->slot_count; i++) {
+        model->slots[i].memory = at;
+        at += model->keep ? model->groups[i].bytes : slot;
+    }
+    model->bytes.slots = (size_t)(at - base) - model->bytes.shards;
+    size_t grad = grad_bytes(model);
+    for (int i = 0; i < FP8_MODEL_GRADS; i++, at += grad)
+        model->grads[i].memory = at;
+    model->bytes.grads = FP8_MODEL_GRADS * grad;
+    model->amaxes = (float *)(void *)at;
+    for (int i = 0; i < model->weight_count; i++)
+        model->weights[i].amax = model->amaxes + i;
+    at += align((size_t)model->weight_count * sizeof(float));
+    model->bytes.pool = (size_t)(at - base);
+    model->bytes.size = sizeof model->bytes;
+}
+
+static void release_memory(fp8_model *model)
+{
+    fp8_release(model->weights);
+    fp8_release(model->groups);
+    fp8_release(model->slots);
+    fp8_release(model);
+}
+
+/* The model without its pool. */
+static fp8_status plan_model(const fp8_model_options *options, fp8_model **model)
+{
+    FP8_TRY(check_options(options));
+    size_t count = (size_t)options->layer_count;
+    fp8_model *made = fp8_allocate(sizeof *made);
+    if (!made)
+        return fp8_fail_memory("a model", sizeof *made);
+    made->weights = fp8_allocate(count * sizeof *made->weights);
+    made->groups = fp8_allocate(count * sizeof *made->groups);
+    made->slots = fp8_allocate((count + 2 + (size_t)options->slots) * sizeof *made->slots);
+    if (!made->weights || !made->groups || !made->slots) {
+        release_memory(made);
+        return fp8_fail_memory("a model", count * sizeof *made->weights);
+    }
+    made->context = options->context;
+    made->comm = options->comm;
+    made->rank = options->comm ? options->comm->rank : 0;
+    made->ranks = options->comm ? options->comm->ranks : 1;
+    made->keep = options->keep;
+    made->average = options->average;
+    made->prefetch = !options->no_prefetch;
+    made->weight_count = options->layer_count;
+    for (int i = 0; i < made->weight_count; i++) {
+        fp8_status status = describe_weight(made, &options->layers[i], &made->weights[i]);
+        if (status != FP8_OK) {
+            release_memory(made);
+            return status;
+        }
+    }
+    make_groups(made, options->layers);
+    made->slot_count = made->keep ? made->group_count : options->slots ? options->slots : 2;
+    if (made->slot_count > made->group_count)
+        made->slot_count = made->group_count;
+    lay_out(made, NULL);
+    *model = made;
+    return FP8_OK;
+}
+
+fp8_status fp8_model_measure(const fp8_model_options *options, fp8_model_bytes *bytes)
+{
+    fp8_model *model;
+    if (!bytes || bytes->size != sizeof *bytes)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "model_measure: bytes is NULL or its size is not this library's %zu",
+                        sizeof *bytes);
+    FP8_TRY(plan_model(options, &model));
+    *bytes = model->bytes;
+    release_memory(model);
+    return FP8_OK;
+}
+
+/* ---- agreement ---- */
+
+static void mix(uint64_t *hash, const void *data, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        *hash = (*hash ^ ((const uint8_t *)data)[i]) * 0x100000001b3u; /* FNV-1a */
+}
+
+/* Everything that makes ranks issue the same collectives. */
+static fp8_status agree(const fp8_model *model, const fp8_model_options *options)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    char text[256];
+    for (int i = 0; i < model->weight_count; i++) {
+        const struct fp8_model_weight *weight = &model->weights[i];
+        fp8_layer_info info = { .size = sizeof info };
+        FP8_TRY(fp8_layer_describe(weight->layer, &info));
+        const int64_t numbers[] = {
+            info.in_features, info.out_features, info.has_bias,
+            info.w_format,    info.w_dtype,      info.dw_dtype,
+            weight->group,    weight->is_hooked, (int64_t)weight->bias_bytes
+        };
+        mix(&hash, numbers, sizeof numbers);
+        mix(&hash, weight->name, strlen(weight->name) + 1);
+        mix(&hash, info.recipe, strlen(info.recipe) + 1);
+    }
+    const int64_t numbers[] = { model->keep, model->average, model->prefetch, model->slot_count };
+    mix(&hash, numbers, sizeof numbers);
+    snprintf(text, sizeof text, "spec %.64s, %d layers from '%s', hash %016llx",
+             options->hash ? options->hash : "(none)", model->weight_count, model->weights[0].name,
+             (unsigned long long)hash);
+    return fp8_comm_agree(model->comm, "spec and layers", text);
+}
+
+/* ---- creation ---- */
+
+static fp8_status make_marks(fp8_model *model)
+{
+    FP8_TRY(make_mark(model, &model->caller));
+    FP8_TRY(make_mark(model, &model->ours));
+    FP8_TRY(make_mark(model, &model->updated));
+    for (int i = 0; i < model->group_count; i++)
+        FP8_TRY(make_mark(model, &model->groups[i].arrived));
+    for (int i = 0; i < model->slot_count; i++)
+        FP8_TRY(make_mark(model, &model->slots[i].read));
+    for (int i = 0; i < FP8_MODEL_GRADS; i++)
+        FP8_TRY(make_mark(model, &model->grads[i].free));
+    return FP8_OK;
+}
+
+static void drop_marks(fp8_model *model)
+{
+    drop_mark(model, &model->caller);
+    drop_mark(model, &model->ours);
+    drop_mark(model, &model->updated);
+    for (int i = 0; i < model->group_count; i++)
+        drop_mark(model, &model->groups[i].arrived);
+    for (int i = 0; i < model->slot_count; i++)
+        drop_mark(model, &model->slots[i].read);
+    for (int i = 0; i < FP8_MODEL_GRADS; i++)
+        drop_mark(model, &model->grads[i].free);
+}
+
+static fp8_status make_memory(fp8_model *model)
+{
+    void *pool = NULL;
+    FP8_TRY(fp8_stream_create(model->context, &model->stream));
+    if (model->comm)
+        FP8_TRY(fp8_comm_alloc(model->comm, model->bytes.pool, &pool));
+    else
+        FP8_TRY(fp8_memory_alloc(model->context, model->bytes.pool, &pool));
+    model->pool = pool;
+    for (int i = 0; i < model->slot_count; i++)
+        model->slots[i].group = -1;
+    lay_out(model, model->pool);
+    bool pushed;
+    FP8_TRY(fp8_context_enter(model->context, &pushed));
+    fp8_status status = make_marks(model);
+    fp8_context_leave(model->context, pushed);
+    return status;
+}
+
+fp8_status fp8_model_create(const fp8_model_options *options, fp8_model **model)
+{
+    if (!model)
+        return fp8_fail(FP8_ERR_ARGUMENT, "model_create: model is NULL");
+    *model = NULL;
+    fp8_model *made = NULL;
+    fp8_status status = plan_model(options, &made);
+    if (status == FP8_OK && made->comm)
+        status = agree(made, options);
+    if (status == FP8_OK)
+        status = make_memory(made);
+    if (status != FP8_OK) {
+        fp8_model_destroy(made);
+        return options && options->context ? fp8_report(options->context, status) : status;
+    }
+    fp8_log_write(&made->context->log, FP8_LOG_INFO,
+                  "model of %d layers in %d groups over %d ranks: pool of %zu bytes (shards %zu, "
+                  "slots %zu, grads %zu)",
+                  made->weight_count, made->group_count, made->ranks, made->bytes.pool,
+                  made->bytes.shards, made->bytes.slots, made->bytes.grads);
+    *model = made;
+    return FP8_OK;
+}
+
+void fp8_model_destroy(fp8_model *model)
+{
+    if (!model)
+        return;
+    bool pushed;
+    fp8_model_forget(model);
+    if (fp8_context_enter(model->context, &pushed) == FP8_OK) {
+        drop_marks(model);
+        fp8_context_leave(model->context, pushed);
+    }
+    if (model->comm)
+        fp8_comm_free(model->comm, model->pool);
+    else
+        fp8_memory_free(model->context, model->pool);
+    fp8_stream_destroy(model->context, model->stream);
+    release_memory(model);
+}
+
+/* ---- questions ---- */
+
+fp8_status fp8_model_check(const char *call, fp8_model *model, int32_t layer)
+{
+    if (!model)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: model is NULL", call);
+    if (layer < 0 || layer >= model->weight_count)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: layer is %d, but the model has layers 0 to %d", call,
+                        layer, model->weight_count - 1);
+    return model->comm ? fp8_comm_poll(model->comm) : FP8_OK;
+}
+
+fp8_status fp8_model_check_stream(const char *call, const fp8_model *model, fp8_stream stream)
+{
+    if (!model->comm || model->context->is_host)
+        return FP8_OK;
+    bool pushed;
+    FP8_TRY(fp8_context_enter(model->context, &pushed));
+    fp8_status status = fp8_capture_check(model->context, call, stream);
+    fp8_context_leave(model->context, pushed);
+    return status;
+}
+
+fp8_status fp8_model_rows(const fp8_model *model, int32_t layer, int64_t *first, int64_t *count)
+{
+    if (!model || layer < 0 || layer >= model->weight_count)
+        return fp8_fail(FP8_ERR_ARGUMENT, "model_rows: model is NULL or has no layer %d", layer);
+    const struct fp8_model_weight *weight = &model->weights[layer];
+    if (first)
+        *first = weight->is_hooked ? 0 : weight->shard.first;
+    if (count)
+        *count = weight->is_hooked ? weight->plan->out_features : weight->shard.count;
+    return FP8_OK;
+}
+
+fp8_status fp8_model_join(fp8_model *model, fp8_stream stream)
+{
+    FP8_TRY(fp8_model_check("model_join", model, 0));
+    bool pushed;
+    FP8_TRY(fp8_context_enter(model->context, &pushed));
+    fp8_status status = fp8_model_order(model, &model->ours, model->stream, stream);
+    fp8_context_leave(model->context, pushed);
+    return fp8_report(model->context, status);
+}

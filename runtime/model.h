@@ -1,0 +1,132 @@
+/*
+ * model.h - the model as its rooms share it: where its memory lies, what is gathered, what runs.
+ *
+ * model.c lays out and makes it, model_gather.c brings weights into slots, model_pass.c runs the passes and
+ * reduces gradients, model_trace.c records what ran when. Not public.
+ */
+#ifndef FP8_MODEL_INTERNAL_H
+#define FP8_MODEL_INTERNAL_H
+
+#include "runtime/comm.h"
+#include "runtime/shard.h"
+
+enum { FP8_MODEL_GRADS = 2, FP8_MODEL_NAME = 64 };
+
+/* A point in a stream's work; on the host everything is done when it is enqueued. */
+struct fp8_mark {
+    void *event; /* CUevent */
+    bool set;
+};
+
+struct fp8_model_weight {
+    const fp8_layer *layer;
+    const struct fp8_layer_plan *plan;
+    char name[FP8_MODEL_NAME];
+    fp8_hooks hooks; /* all NULL: none */
+    int group;
+    bool is_hooked; /* a weight hook gives it */
+    struct fp8_shard_shape shard;
+    size_t bias_bytes; /* of one rank's chunk; 0: no bias */
+    /* places in the pool */
+    uint8_t *shard_memory; /* scales, rows */
+    uint8_t *bias_memory;
+    size_t operand_offset; /* in the slot of its group */
+    size_t operand_bytes;  /* what fp8_operand.bytes says */
+    size_t bias_offset;
+    float *amax;
+    /* state */
+    bool has_bias; /* the last update brought the bias */
+    fp8_operand operand;
+};
+
+enum fp8_group_state { FP8_GROUP_AWAY, FP8_GROUP_GATHERED, FP8_GROUP_USED };
+
+struct fp8_model_group {
+    int first, count; /* weights */
+    size_t bytes;     /* of a slot */
+    int slot;         /* -1: none */
+    enum fp8_group_state state;
+    int readers; /* acquired and not released */
+    struct fp8_mark arrived;
+};
+
+struct fp8_model_slot {
+    uint8_t *memory;
+    int group; /* -1: none */
+    uint64_t last_use;
+    struct fp8_mark read; /* by the last reader */
+};
+
+struct fp8_model_grad {
+    uint8_t *memory; /* dw of all ranks' rows, then dbias */
+    struct fp8_mark free;
+};
+
+struct fp8_model_record {
+    const char *what;
+    int32_t layer;
+    bool is_comm;
+    fp8_event *start, *finish;
+};
+
+struct fp8_model {
+    fp8_context *context;
+    fp8_comm *comm; /* NULL: hooks only */
+    int32_t rank, ranks;
+    bool keep, average, prefetch;
+    int weight_count, group_count, slot_count;
+    struct fp8_model_weight *weights;
+    struct fp8_model_group *groups;
+    struct fp8_model_slot *slots;
+    struct fp8_model_grad grads[FP8_MODEL_GRADS];
+    int next_grad;
+    size_t dbias_offset; /* in a grad */
+    fp8_model_bytes bytes;
+    uint8_t *pool;
+    float *amaxes;
+    fp8_stream stream;      /* of the collectives */
+    struct fp8_mark caller; /* scratch: the caller's stream, for ours to wait on */
+    struct fp8_mark ours;   /* and the reverse */
+    struct fp8_mark updated;
+    uint64_t version;
+    uint64_t clock; /* counts uses of slots */
+    struct fp8_model_record *records;
+    int32_t record_capacity, record_count;
+    fp8_event *trace_start;
+};
+
+/* ---- marks (model.c); the context is entered ---- */
+
+fp8_status fp8_mark_record(const fp8_model *model, struct fp8_mark *mark, fp8_stream stream);
+fp8_status fp8_mark_wait(const fp8_model *model, const struct fp8_mark *mark, fp8_stream stream);
+/* Work on `to` waits for all work that is on `from` now. */
+fp8_status fp8_model_order(fp8_model *model, struct fp8_mark *mark, fp8_stream from, fp8_stream to);
+
+/* ---- checks (model.c) ---- */
+
+/* The model, the layer's index, and that its communicator is well. */
+fp8_status fp8_model_check(const char *call, fp8_model *model, int32_t layer);
+/* A call that brings gathered weights cannot be captured. */
+fp8_status fp8_model_check_stream(const char *call, const fp8_model *model, fp8_stream stream);
+
+/* ---- gathering (model_gather.c) ---- */
+
+/* The weight for a pass, its slot held until release. */
+fp8_status fp8_model_hold(fp8_model *model, int32_t layer, fp8_pass pass, const fp8_call *call,
+                          const fp8_operand **weight);
+void fp8_model_let_go(fp8_model *model, int32_t layer, fp8_stream stream);
+/* The group after the layer's in the order of a pass, if a slot is free. */
+fp8_status fp8_model_prefetch(fp8_model *model, int32_t layer, fp8_pass pass);
+/* The bias for fprop from the update or a hook; *bias stays as it is if neither has it. */
+fp8_status fp8_model_bias(fp8_model *model, int32_t layer, const fp8_call *call, fp8_tensor *memory,
+                          const fp8_tensor **bias);
+
+/* ---- trace (model_trace.c) ---- */
+
+/* A span around what is enqueued between the two; -1: not recorded. */
+int fp8_model_begin(fp8_model *model, const char *what, int32_t layer, bool is_comm,
+                    fp8_stream stream);
+void fp8_model_end(fp8_model *model, int span, fp8_stream stream);
+void fp8_model_forget(fp8_model *model);
+
+#endif

@@ -1,0 +1,454 @@
+/*
+ * model_pass.c - forward and backward of a model's layers: weights held, hooks called, gradients reduced.
+ *
+ * In: the args of the layer's own passes, without a weight. Out: the same passes, and on the model's stream
+ * the gathers ahead and the reduce-scatters behind. Backward is quantize_dy, wgrad, the start of the reduce-
+ * scatter, dgrad, so that the sum over the ranks runs beside dgrad and the layer before. The whole gradient
+ * lies in one of two buffers (or in the caller's accumulator) and is reduced in place; rows that exist on no
+ * rank are reduced too and never looked at.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/host.h"
+#include "runtime/model.h"
+
+static fp8_dtype slot_dtype(const struct fp8_model_weight *weight, enum fp8_slot slot)
+{
+    const int buffer = weight->plan->slots[slot];
+    return buffer < 0 ? FP8_DTYPE_NONE : weight->plan->buffers[buffer].dtype;
+}
+
+static fp8_hook_request request_of(const fp8_model *model, int32_t layer, fp8_pass pass,
+                                   fp8_dtype dtype, fp8_stream stream)
+{
+    fp8_hook_request request = { .size = sizeof request,
+                                 .layer = layer,
+                                 .name = model->weights[layer].name,
+                                 .pass = pass,
+                                 .dtype = dtype,
+                                 .stream = stream };
+    return request;
+}
+
+static fp8_status call_tensor_hook(const fp8_model *model, int32_t layer, fp8_pass pass,
+                                   fp8_tensor *tensor, fp8_stream stream)
+{
+    const struct fp8_model_weight *weight = &model->weights[layer];
+    const bool is_output = pass == FP8_PASS_FPROP;
+    fp8_tensor_hook hook = is_output ? weight->hooks.output : weight->hooks.grad_output;
+    if (!hook)
+        return FP8_OK;
+    fp8_hook_request request = request_of(model, layer, pass, tensor->dtype, stream);
+    fp8_status status = hook(weight->hooks.user, &request, tensor);
+    if (status == FP8_OK)
+        return FP8_OK;
+    return fp8_fail(status, "%s of layer '%s': its %s hook returned %d (%s)", fp8_pass_name(pass),
+                    weight->name, is_output ? "output" : "grad_output", (int)status,
+                    fp8_status_name(status));
+}
+
+/* ---- fprop ---- */
+
+static fp8_status run_fprop(fp8_model *model, int32_t layer, const fp8_fprop_args *args)
+{
+    fp8_fprop_args own = *args;
+    fp8_tensor bias;
+    FP8_TRY(fp8_model_hold(model, layer, FP8_PASS_FPROP, &args->call, &own.weight));
+    fp8_status status = fp8_model_prefetch(model, layer, FP8_PASS_FPROP);
+    if (status == FP8_OK)
+        status = fp8_model_bias(model, layer, &args->call, &bias, &own.bias);
+    if (status == FP8_OK) {
+        int span = fp8_model_begin(model, "fprop", layer, false, args->call.stream);
+        status = fp8_layer_fprop(model->weights[layer].layer, &own);
+        fp8_model_end(model, span, args->call.stream);
+    }
+    if (status == FP8_OK) {
+        fp8_tensor y = *args->y;
+        status = call_tensor_hook(model, layer, FP8_PASS_FPROP, &y, args->call.stream);
+    }
+    fp8_model_let_go(model, layer, args->call.stream);
+    return status;
+}
+
+fp8_status fp8_model_fprop(fp8_model *model, int32_t layer, const fp8_fprop_args *args)
+{
+    const char *call = "model_fprop";
+    fp8_status status = fp8_model_check(call, model, layer);
+    if (status == FP8_OK && (!args || args->size != sizeof *args || args->weight))
+        status = fp8_fail(FP8_ERR_ARGUMENT,
+                          "%s: args is NULL, not of this library's size %zu, or has a weight; the "
+                          "model gives it: pass NULL",
+                          call, sizeof *args);
+    if (status == FP8_OK)
+        status = fp8_model_check_stream(call, model, args->call.stream);
+    bool pushed;
+    if (status == FP8_OK && (status = fp8_context_enter(model->context, &pushed)) == FP8_OK) {
+        status = run_fprop(model, layer, args);
+        fp8_context_leave(model->context, pushed);
+    }
+    return model ? fp8_report(model->context, status) : status;
+}
+
+/* ---- gradients ---- */
+
+/* A backward under way: its args, and where its whole gradients lie. */
+struct backward {
+    fp8_model *model;
+    int32_t layer;
+    const fp8_model_backward_args *args;
+    const fp8_backward_args *passes;
+    struct fp8_model_weight *weight;
+    struct fp8_model_grad *grad; /* NULL: nothing of the model's */
+    fp8_tensor dw, dbias;        /* whole; data NULL: not wanted */
+    fp8_tensor dy;
+};
+
+static bool wants_dw(const struct backward *b)
+{
+    return b->passes->dw || b->args->dw || b->weight->hooks.grad;
+}
+
+static bool wants_dbias(const struct backward *b)
+{
+    return b->weight->plan->has_bias &&
+           (b->passes->dbias || b->args->dbias || b->weight->hooks.grad);
+}
+
+/* Where wgrad and quantize_dy write: the caller's accumulators, else the next buffer. */
+static fp8_status place_grads(struct backward *b)
+{
+    fp8_model *model = b->model;
+    const int64_t n = b->weight->plan->out_features, k = b->weight->plan->in_features;
+    bool own = (wants_dw(b) && !b->passes->dw) || (wants_dbias(b) && !b->passes->dbias) ||
+               b->args->dw || b->args->dbias;
+    if (own) {
+        b->grad = &model->grads[model->next_grad];
+        model->next_grad = (model->next_grad + 1) % FP8_MODEL_GRADS;
+        FP8_TRY(fp8_mark_wait(model, &b->grad->free, b->passes->call.stream));
+    }
+    if (b->passes->dw)
+        b->dw = *b->passes->dw;
+    else if (wants_dw(b))
+        b->dw = (fp8_tensor){ .data = b->grad->memory,
+                              .rows = n,
+                              .cols = k,
+                              .ld = k,
+                              .dtype = slot_dtype(b->weight, FP8_SLOT_DW) };
+    if (b->passes->dbias)
+        b->dbias = *b->passes->dbias;
+    else if (wants_dbias(b))
+        b->dbias = (fp8_tensor){ .data = b->grad->memory + model->dbias_offset,
+                                 .rows = 1,
+                                 .cols = n,
+                                 .ld = n,
+                                 .dtype = FP8_DTYPE_FP32 };
+    return FP8_OK;
+}
+
+static fp8_status quantize_dy(struct backward *b)
+{
+    const fp8_backward_args *passes = b->passes;
+    fp8_quantize_dy_args args = FP8_QUANTIZE_DY_ARGS_INIT;
+    args.copies = (passes->dx ? (uint32_t)FP8_COPY_ROW : 0u) |
+                  (b->dw.data ? (uint32_t)FP8_COPY_TRANSPOSED : 0u);
+    args.dy = &b->dy;
+    args.saved = passes->saved;
+    args.grad = passes->grad;
+    args.dbias = b->dbias.data ? &b->dbias : NULL;
+    args.accumulate_dbias = passes->dbias ? passes->accumulate : 0;
+    args.found_inf = passes->found_inf;
+    args.call = passes->call;
+    int span = fp8_model_begin(b->model, "quantize_dy", b->layer, false, passes->call.stream);
+    fp8_status status = fp8_layer_quantize_dy(b->weight->layer, &args);
+    fp8_model_end(b->model, span, passes->call.stream);
+    return status;
+}
+
+static fp8_status wgrad(struct backward *b)
+{
+    const fp8_backward_args *passes = b->passes;
+    if (!b->dw.data)
+        return FP8_OK;
+    fp8_wgrad_args args = FP8_WGRAD_ARGS_INIT;
+    args.accumulate = passes->dw ? passes->accumulate : 0;
+    args.saved = passes->saved;
+    args.grad = passes->grad;
+    args.dw = &b->dw;
+    args.call = passes->call;
+    int span = fp8_model_begin(b->model, "wgrad", b->layer, false, passes->call.stream);
+    fp8_status status = fp8_layer_wgrad(b->weight->layer, &args);
+    fp8_model_end(b->model, span, passes->call.stream);
+    return status;
+}
+
+static fp8_status dgrad(struct backward *b)
+{
+    const fp8_backward_args *passes = b->passes;
+    if (!passes->dx)
+        return FP8_OK;
+    fp8_dgrad_args args = FP8_DGRAD_ARGS_INIT;
+    args.stale_ok = passes->stale_ok;
+    args.grad = passes->grad;
+    args.dx = passes->dx;
+    args.call = passes->call;
+    FP8_TRY(fp8_model_hold(b->model, b->layer, FP8_PASS_DGRAD, &passes->call, &args.weight));
+    int span = fp8_model_begin(b->model, "dgrad", b->layer, false, passes->call.stream);
+    fp8_status status = fp8_layer_dgrad(b->weight->layer, &args);
+    fp8_model_end(b->model, span, passes->call.stream);
+    fp8_model_let_go(b->model, b->layer, passes->call.stream);
+    return status;
+}
+
+/* ---- the grad hook ---- */
+
+static fp8_status call_grad_hook(struct backward *b, fp8_pass pass, const fp8_tensor *grad)
+{
+    fp8_event *done = NULL;
+    const fp8_hooks *hooks = &b->weight->hooks;
+    const fp8_stream stream = b->passes->call.stream;
+    if (!grad->data)
+        return FP8_OK;
+    fp8_hook_request request = request_of(b->model, b->layer, pass, grad->dtype, stream);
+    request.is_bias = pass == FP8_PASS_QUANTIZE_DY;
+    fp8_status status = hooks->grad(hooks->user, &request, grad, &done);
+    if (status != FP8_OK)
+        return fp8_fail(status, "%s of layer '%s': its grad hook returned %d (%s)",
+                        fp8_pass_name(pass), b->weight->name, (int)status, fp8_status_name(status));
+    if (!b->grad)
+        return FP8_OK;
+    /* Free behind the hook's event and behind what it enqueued: both on our stream. */
+    FP8_TRY(fp8_model_order(b->model, &b->model->caller, stream, b->model->stream));
+    if (done)
+        FP8_TRY(fp8_event_wait(done, b->model->stream));
+    return fp8_mark_record(b->model, &b->grad->free, b->model->stream);
+}
+
+/* ---- reduce-scatter ---- */
+
+/* A gradient that is to be summed: whole rows in, this rank's rows out. */
+struct reduction {
+    fp8_tensor whole;        /* [N, cols] */
+    const fp8_tensor *shard; /* [count, cols] of the caller */
+    uint8_t *memory;         /* ranks * chunk rows, in the buffer */
+    int64_t cols;
+};
+
+static const struct fp8_kernel *find_add(const struct fp8_model_weight *weight, fp8_dtype from)
+{
+    const struct fp8_manifest *manifest = &weight->layer->bundle->manifest;
+    for (int i = 0; i < manifest->kernel_count; i++) {
+        const struct fp8_kernel *kernel = &manifest->kernels[i];
+        if (kernel->op == FP8_OP_STORE && kernel->semantics.accumulate &&
+            kernel->semantics.source_dtype == from &&
+            kernel->semantics.target_dtype == FP8_DTYPE_FP32)
+            return kernel;
+    }
+    return NULL;
+}
+
+/* shard += reduced rows, on the model's stream. */
+static fp8_status add(struct backward *b, const struct reduction *r, const uint8_t *reduced)
+{
+    const fp8_context *context = b->model->context;
+    const struct fp8_kernel *kernel = find_add(b->weight, r->whole.dtype);
+    const bool is_bias = r->whole.rows == 1 && r->cols == 1;
+    const int64_t rows = is_bias ? 1 : r->shard->rows, cols = is_bias ? r->shard->cols : r->cols;
+    fp8_value values[FP8_OP_MAX_ARGS] = { 0 };
+    values[FP8_STORE_source].p = (void *)(uintptr_t)reduced;
+    values[FP8_STORE_source_ld].i = cols;
+    values[FP8_STORE_target].p = r->shard->data;
+    values[FP8_STORE_target_ld].i = rows > 1 ? r->shard->ld : cols;
+    values[FP8_STORE_rows].i = rows;
+    values[FP8_STORE_cols].i = cols;
+    if (context->is_host) {
+        const fp8_semantics how = { .source_dtype = r->whole.dtype,
+                                    .target_dtype = FP8_DTYPE_FP32,
+                                    .accumulate = true };
+        return fp8_host_run(context->pool, FP8_OP_STORE, &how, values);
+    }
+    return fp8_kernel_run(context, kernel, values, b->model->stream, context->sms);
+}
+
+/* The reduced rows from the buffer to the caller's shard, where they are not there already. */
+static fp8_status deliver(struct backward *b, const struct reduction *r, const uint8_t *reduced)
+{
+    const int64_t count = b->weight->shard.count;
+    const int64_t element = (int64_t)fp8_dtype_bytes(r->whole.dtype);
+    if (count == 0 || reduced == r->shard->data)
+        return FP8_OK;
+    if (b->args->accumulate || r->shard->dtype != r->whole.dtype) {
+        if (!b->args->accumulate)
+            FP8_TRY(fp8_zero_2d(
+                b->model->context, r->shard->data, r->shard->ld * (int64_t)sizeof(float),
+                r->shard->cols * (int64_t)sizeof(float), r->shard->rows, b->model->stream));
+        return add(b, r, reduced);
+    }
+    const int64_t pitch = r->shard->rows > 1 ? r->shard->ld : r->shard->cols;
+    return fp8_copy_2d(b->model->context, r->shard->data, pitch * element, reduced,
+                       r->shard->cols * element, r->shard->cols * element, r->shard->rows,
+                       b->model->stream);
+}
+
+/* The rows of all ranks in the buffer: they are there, or are copied there from the caller's. */
+static fp8_status bring_together(struct backward *b, const struct reduction *r)
+{
+    const int64_t element = (int64_t)fp8_dtype_bytes(r->whole.dtype);
+    if (r->whole.data == r->memory)
+        return FP8_OK;
+    const int64_t pitch = r->whole.rows > 1 ? r->whole.ld : r->whole.cols;
+    return fp8_copy_2d(b->model->context, r->memory, r->whole.cols * element, r->whole.data,
+                       pitch * element, r->whole.cols * element, r->whole.rows,
+                       b->passes->call.stream);
+}
+
+/* Whether a sum of `share` elements can go straight into the caller's shard. */
+static bool is_exact(const struct backward *b, const struct reduction *r, size_t share)
+{
+    const fp8_tensor *shard = r->shard;
+    return !b->args->accumulate && shard->dtype == r->whole.dtype &&
+           (shard->rows <= 1 || shard->ld == shard->cols) &&
+           (size_t)(shard->rows * shard->cols) == share;
+}
+
+static fp8_status reduce(struct backward *b)
+{
+    fp8_model *model = b->model;
+    const int64_t chunk = b->weight->shard.chunk, k = b->weight->plan->in_features;
+    struct reduction all[2];
+    fp8_reduce_part parts[2];
+    size_t count = 0;
+    char label[FP8_COMM_LABEL];
+    if (b->args->dw)
+        all[count++] = (struct reduction){ b->dw, b->args->dw, b->grad->memory, k };
+    if (b->args->dbias)
+        all[count++] = (struct reduction){ b->dbias, b->args->dbias,
+                                           b->grad->memory + model->dbias_offset, 1 };
+    if (count == 0)
+        return FP8_OK;
+    for (size_t i = 0; i < count; i++) {
+        FP8_TRY(bring_together(b, &all[i]));
+        const size_t share = (size_t)(chunk * all[i].cols);
+        const size_t bytes = share * fp8_dtype_bytes(all[i].whole.dtype);
+        uint8_t *recv = all[i].memory + (size_t)model->rank * bytes;
+        parts[i] = (fp8_reduce_part){ all[i].memory,
+                                      is_exact(b, &all[i], share) ? all[i].shard->data : recv,
+                                      share, all[i].whole.dtype, model->average };
+    }
+    FP8_TRY(fp8_model_order(model, &model->caller, b->passes->call.stream, model->stream));
+    snprintf(label, sizeof label, "dw of layer '%s' (wgrad)", b->weight->name);
+    int span = fp8_model_begin(model, "reduce_scatter", b->layer, true, model->stream);
+    FP8_TRY(fp8_comm_reduce_scatter(model->comm, parts, count, label, model->stream));
+    for (size_t i = 0; i < count; i++)
+        FP8_TRY(deliver(b, &all[i], parts[i].recv));
+    fp8_model_end(model, span, model->stream);
+    return fp8_mark_record(model, &b->grad->free, model->stream);
+}
+
+/* ---- backward ---- */
+
+static fp8_status check_shard(const struct backward *b, const char *name, const fp8_tensor *shard,
+                              bool is_bias)
+{
+    const struct fp8_check check = { .call = "model_backward", .plan = b->weight->plan };
+    const int64_t count = b->weight->shard.count;
+    const fp8_dtype whole = is_bias ? FP8_DTYPE_FP32 : slot_dtype(b->weight, FP8_SLOT_DW);
+    if (b->weight->is_hooked || !b->model->comm)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: %s of layer '%s' is given, but a hook has its weight, so there are no "
+                        "shards; take the gradient in the grad hook or in backward->%s",
+                        check.call, name, b->weight->name, name);
+    if (is_bias && !b->weight->plan->has_bias)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: dbias is given, but layer '%s' has no bias",
+                        check.call, b->weight->name);
+    if (count == 0)
+        return FP8_OK;
+    fp8_dtype dtype = shard->dtype == FP8_DTYPE_FP32 ? FP8_DTYPE_FP32 : whole;
+    FP8_TRY(fp8_check_matrix(&check, name, shard, is_bias ? 1 : count,
+                             is_bias ? count : b->weight->plan->in_features, dtype));
+    if (b->args->accumulate && dtype != FP8_DTYPE_FP32)
+        return fp8_fail(
+            FP8_ERR_DTYPE,
+            "%s: accumulate is 1, but %s of layer '%s' is %s; sums over micro-batches are "
+            "kept in fp32",
+            check.call, name, b->weight->name, fp8_dtype_name(dtype));
+    bool adds = b->args->accumulate || dtype != whole;
+    if (adds && !b->model->context->is_host && !find_add(b->weight, whole))
+        return fp8_fail(
+            FP8_ERR_UNSUPPORTED,
+            "%s: the bundle has no kernel that adds %s to fp32 for %s of layer '%s'; set "
+            "grad_weight = \"fp32\" in the spec, or pass a shard in %s and accumulate 0",
+            check.call, fp8_dtype_name(whole), name, b->weight->name, fp8_dtype_name(whole));
+    return FP8_OK;
+}
+
+static fp8_status check_backward(const struct backward *b)
+{
+    const char *call = "model_backward";
+    const fp8_model_backward_args *args = b->args;
+    FP8_TRY(fp8_check_flag(call, "reduce", args->reduce));
+    FP8_TRY(fp8_check_flag(call, "accumulate", args->accumulate));
+    if (b->passes->weight)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: backward->weight is given; the model gives it: pass NULL", call);
+    if (!b->passes->dy)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: backward->dy is NULL", call);
+    if (!args->reduce && (args->dw || args->dbias))
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: reduce is 0, but %s is given; accumulate into backward->dw and reduce "
+                        "with the last micro-batch",
+                        call, args->dw ? "dw" : "dbias");
+    if (args->dw)
+        FP8_TRY(check_shard(b, "dw", args->dw, false));
+    if (args->dbias)
+        FP8_TRY(check_shard(b, "dbias", args->dbias, true));
+    return fp8_model_check_stream(call, b->model, b->passes->call.stream);
+}
+
+static fp8_status run_backward(struct backward *b)
+{
+    fp8_model *model = b->model;
+    b->dy = *b->passes->dy;
+    FP8_TRY(
+        call_tensor_hook(model, b->layer, FP8_PASS_QUANTIZE_DY, &b->dy, b->passes->call.stream));
+    if (b->passes->dx && !b->weight->is_hooked) {
+        FP8_TRY(fp8_model_gather(model, b->layer, FP8_PASS_DGRAD));
+        FP8_TRY(fp8_model_prefetch(model, b->layer, FP8_PASS_DGRAD));
+    }
+    FP8_TRY(place_grads(b));
+    if (b->passes->grad || b->dbias.data)
+        FP8_TRY(quantize_dy(b));
+    FP8_TRY(wgrad(b));
+    if (b->weight->hooks.grad) {
+        FP8_TRY(call_grad_hook(b, FP8_PASS_QUANTIZE_DY, &b->dbias));
+        FP8_TRY(call_grad_hook(b, FP8_PASS_WGRAD, &b->dw));
+    } else if (b->args->reduce && model->comm) {
+        FP8_TRY(reduce(b));
+    }
+    return dgrad(b);
+}
+
+fp8_status fp8_model_backward(fp8_model *model, int32_t layer, const fp8_model_backward_args *args)
+{
+    const char *call = "model_backward";
+    fp8_status status = fp8_model_check(call, model, layer);
+    if (status == FP8_OK && (!args || args->size != sizeof *args || args->reserved0 ||
+                             !args->backward || args->backward->size != sizeof *args->backward))
+        status =
+            fp8_fail(FP8_ERR_ARGUMENT,
+                     "%s: args or args->backward is NULL, or not of this library's sizes %zu and "
+                     "%zu; start from FP8_MODEL_BACKWARD_ARGS_INIT",
+                     call, sizeof *args, sizeof *args->backward);
+    struct backward b = { .model = model, .layer = layer, .args = args };
+    if (status == FP8_OK) {
+        b.passes = args->backward;
+        b.weight = &model->weights[layer];
+        status = check_backward(&b);
+    }
+    bool pushed;
+    if (status == FP8_OK && (status = fp8_context_enter(model->context, &pushed)) == FP8_OK) {
+        status = run_backward(&b);
+        fp8_context_leave(model->context, pushed);
+    }
+    return model ? fp8_report(model->context, status) : status;
+}

@@ -1,0 +1,488 @@
+/*
+ * shard.c - quantise my shard, unpack what was gathered: weight parallel for an engine of its own.
+ *
+ * In: a rank's rows (or a range of elements) of a weight in high precision, and the amax of the whole
+ * weight. Out: FP8 bytes behind their scale in one piece of memory, to be gathered by anybody as bytes; then,
+ * from the pieces of all ranks, the operand that the passes read. The kernels are those of the layer's own
+ * plan with the extents of the shard, so that the bytes are those of one GPU. A range of elements is
+ * quantised as rows of 2048 and a rest: one scale for all makes the shape of no matter.
+ */
+#include "runtime/shard.h"
+
+#include <string.h>
+
+#include "runtime/host.h"
+
+enum { FLAT = 2048, TILE = 128 };
+
+/* ---- arithmetic ---- */
+
+static const struct fp8_step *find_step(const fp8_layer *layer, enum fp8_op op)
+{
+    const struct fp8_pass_plan *pass = &layer->plan->passes[FP8_PASS_WEIGHT];
+    for (int i = 0; i < pass->step_count; i++) {
+        if (pass->steps[i].op == op)
+            return &pass->steps[i];
+    }
+    return NULL;
+}
+
+static fp8_status check_sharding(const char *call, const fp8_layer *layer,
+                                 const fp8_sharding *sharding)
+{
+    if (!layer || !sharding)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is NULL", call, layer ? "sharding" : "layer");
+    if (sharding->size != sizeof *sharding || sharding->reserved[0] || sharding->reserved[1])
+        return fp8_fail(
+            FP8_ERR_ARGUMENT,
+            "%s: sharding->size is %u, this library's is %zu, and its reserved words are "
+            "0; start from FP8_SHARDING_INIT",
+            call, sharding->size, sizeof *sharding);
+    if (sharding->kind != FP8_SHARD_ROWS && sharding->kind != FP8_SHARD_ELEMENTS)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: sharding->kind is %d; pass FP8_SHARD_*", call,
+                        (int)sharding->kind);
+    if (sharding->ranks < 1 || sharding->ranks > 65536 || sharding->rank < 0 ||
+        sharding->rank >= sharding->ranks)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: sharding->rank is %d of %d ranks; it counts from 0",
+                        call, sharding->rank, sharding->ranks);
+    if (!find_step(layer, FP8_OP_AMAX) || !find_step(layer, FP8_OP_QUANTIZE)) {
+        fp8_layer_info info = { .size = sizeof info };
+        FP8_TRY(fp8_layer_describe(layer, &info));
+        return fp8_fail(FP8_ERR_UNSUPPORTED,
+                        "%s: layer '%s' has recipe '%s'; weights are sharded in FP8 with recipe "
+                        "'current' (gather the others in high precision through a weight hook)",
+                        call, layer->plan->name, info.recipe);
+    }
+    return FP8_OK;
+}
+
+fp8_status fp8_shard_shape_of(const char *call, const fp8_layer *layer,
+                              const fp8_sharding *sharding, struct fp8_shard_shape *shape)
+{
+    FP8_TRY(check_sharding(call, layer, sharding));
+    const int64_t n = layer->plan->out_features, k = layer->plan->in_features;
+    const int64_t ranks = sharding->ranks;
+    memset(shape, 0, sizeof *shape);
+    shape->kind = sharding->kind;
+    int64_t data;
+    if (sharding->kind == FP8_SHARD_ROWS) {
+        shape->all = n;
+        shape->chunk = fp8_round_up(fp8_ceil_div(n, ranks), layer->plan->shard.multiple);
+        shape->row_ld = fp8_round_up(k, FP8_PAD_LD);
+        data = shape->chunk * shape->row_ld;
+    } else {
+        shape->all = n * k;
+        shape->chunk = fp8_ceil_div(n * k, ranks);
+        shape->row_ld = data = shape->chunk;
+    }
+    shape->first = fp8_min_i64(sharding->rank * shape->chunk, shape->all);
+    shape->count = fp8_min_i64(shape->chunk, shape->all - shape->first);
+    shape->data_bytes = fp8_align_up((size_t)data, FP8_PART_ALIGN);
+    shape->bytes = FP8_PART_ALIGN + shape->data_bytes;
+    return FP8_OK;
+}
+
+fp8_status fp8_shard_range(const fp8_layer *layer, const fp8_sharding *sharding, int64_t *first,
+                           int64_t *count, int64_t *chunk)
+{
+    struct fp8_shard_shape shape;
+    FP8_TRY(fp8_shard_shape_of("shard_range", layer, sharding, &shape));
+    if (first)
+        *first = shape.first;
+    if (count)
+        *count = shape.count;
+    if (chunk)
+        *chunk = shape.chunk;
+    return FP8_OK;
+}
+
+fp8_status fp8_shard_bytes(const fp8_layer *layer, const fp8_sharding *sharding, size_t *bytes)
+{
+    struct fp8_shard_shape shape;
+    if (!bytes)
+        return fp8_fail(FP8_ERR_ARGUMENT, "shard_bytes: bytes is NULL");
+    *bytes = 0;
+    FP8_TRY(fp8_shard_shape_of("shard_bytes", layer, sharding, &shape));
+    *bytes = shape.bytes;
+    return FP8_OK;
+}
+
+/* ---- checks of quantise and amax ---- */
+
+static fp8_status check_source(const struct fp8_check *check, const fp8_shard_args *args,
+                               const struct fp8_shard_shape *shape)
+{
+    bool rows = shape->kind == FP8_SHARD_ROWS;
+    if (args->count < 0 || args->count > shape->chunk)
+        return fp8_fail(
+            FP8_ERR_SHAPE,
+            "%s: count is %lld, but a shard of layer '%s' over %d ranks has 0 to %lld %s",
+            check->call, (long long)args->count, check->plan->name, args->sharding->ranks,
+            (long long)shape->chunk, rows ? "rows" : "elements");
+    if (args->count == 0)
+        return FP8_OK;
+    fp8_dtype dtype = check->plan->buffers[check->plan->slots[FP8_SLOT_W]].dtype;
+    return rows ? fp8_check_matrix(check, "source", args->source, args->count,
+                                   check->plan->in_features, dtype)
+                : fp8_check_matrix(check, "source", args->source, 1, args->count, dtype);
+}
+
+static fp8_status check_args(const char *call, const fp8_layer *layer, const fp8_shard_args *args,
+                             struct fp8_shard_shape *shape)
+{
+    FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL,
+                           args ? args->reserved0 : 0));
+    FP8_TRY(fp8_shard_shape_of(call, layer, args->sharding, shape));
+    const struct fp8_check check = { .call = call, .plan = layer->plan };
+    FP8_TRY(check_source(&check, args, shape));
+    if (!args->amax || (uintptr_t)args->amax % sizeof(float))
+        return fp8_fail(args->amax ? FP8_ERR_ALIGNMENT : FP8_ERR_ARGUMENT,
+                        "%s: amax is %p; pass a float of the device, aligned to 4 bytes", call,
+                        (void *)args->amax);
+    return fp8_check_call(&check, layer, &args->call);
+}
+
+/* ---- amax ---- */
+
+/* The workspace: partial maxima, scales. */
+struct scratch {
+    float *partials;
+    int64_t n_partials;
+    float *scales;
+};
+
+static fp8_status lay_scratch(const char *call, const fp8_layer *layer, const fp8_call *given,
+                              struct scratch *scratch)
+{
+    const struct fp8_step *step = find_step(layer, FP8_OP_AMAX);
+    scratch->n_partials = step->args[FP8_AMAX_n_partials].literal;
+    uintptr_t at = fp8_align_up((uintptr_t)given->workspace, FP8_PART_ALIGN);
+    scratch->partials = (float *)at;
+    at += fp8_align_up((size_t)scratch->n_partials * sizeof(float), FP8_PART_ALIGN);
+    scratch->scales = (float *)at;
+    at += FP8_SCALES_COUNT * sizeof(float);
+    if (at - (uintptr_t)given->workspace <= given->workspace_bytes)
+        return FP8_OK;
+    return fp8_fail(FP8_ERR_WORKSPACE,
+                    "%s: the workspace has %zu bytes, but %zu are needed; size it with "
+                    "fp8_layer_bytes(FP8_BYTES_WORKSPACE)",
+                    call, given->workspace_bytes, (size_t)(at - (uintptr_t)given->workspace));
+}
+
+struct matrix {
+    void *data;
+    int64_t ld, rows, cols;
+};
+
+/* The maximum of partials and the scales that follow from it: the op quantize on one element that is
+ * written nowhere. */
+static fp8_status make_scales(const fp8_layer *layer, const fp8_call *call, void *partials,
+                              int64_t n_partials, float *scales)
+{
+    const struct fp8_step *step = find_step(layer, FP8_OP_QUANTIZE);
+    fp8_value values[FP8_OP_MAX_ARGS] = { 0 };
+    values[FP8_QUANTIZE_source].p = partials; /* any memory */
+    values[FP8_QUANTIZE_source_ld].i = 1;
+    values[FP8_QUANTIZE_rows].i = 1;
+    values[FP8_QUANTIZE_cols].i = 1;
+    values[FP8_QUANTIZE_partials].p = partials;
+    values[FP8_QUANTIZE_n_partials].i = n_partials;
+    values[FP8_QUANTIZE_scales].p = scales;
+    return fp8_kernel_run(layer->context, step->kernel, values, call->stream,
+                          fp8_sms_of_call(layer->context, call->max_sms));
+}
+
+static fp8_status run_amax(const fp8_layer *layer, const fp8_shard_args *args,
+                           const struct scratch *scratch)
+{
+    const struct fp8_step *step = find_step(layer, FP8_OP_AMAX);
+    const fp8_tensor *source = args->source;
+    if (args->count == 0)
+        return fp8_fill_words(layer->context, args->amax, 0, 1, args->call.stream);
+    fp8_value values[FP8_OP_MAX_ARGS] = { 0 };
+    values[FP8_AMAX_source].p = source->data;
+    values[FP8_AMAX_source_ld].i = source->rows > 1 ? source->ld : source->cols;
+    values[FP8_AMAX_rows].i = source->rows;
+    values[FP8_AMAX_cols].i = source->cols;
+    values[FP8_AMAX_partials].p = scratch->partials;
+    values[FP8_AMAX_n_partials].i = scratch->n_partials;
+    values[FP8_AMAX_found_inf].p = args->found_inf;
+    FP8_TRY(fp8_kernel_run(layer->context, step->kernel, values, args->call.stream,
+                           fp8_sms_of_call(layer->context, args->call.max_sms)));
+    FP8_TRY(
+        make_scales(layer, &args->call, scratch->partials, scratch->n_partials, scratch->scales));
+    return fp8_copy_bytes(layer->context, args->amax, scratch->scales + FP8_SCALES_AMAX,
+                          sizeof(float), args->call.stream);
+}
+
+fp8_status fp8_shard_amax(const fp8_layer *layer, const fp8_shard_args *args)
+{
+    const char *call = "shard_amax";
+    struct fp8_shard_shape shape;
+    struct scratch scratch;
+    fp8_status status = check_args(call, layer, args, &shape);
+    if (status == FP8_OK)
+        status = fp8_check_found_inf(call, args->found_inf);
+    if (status == FP8_OK)
+        status = lay_scratch(call, layer, &args->call, &scratch);
+    bool pushed;
+    if (status == FP8_OK && (status = fp8_context_enter(layer->context, &pushed)) == FP8_OK) {
+        status = run_amax(layer, args, &scratch);
+        fp8_context_leave(layer->context, pushed);
+    }
+    return layer ? fp8_report(layer->context, status) : status;
+}
+
+/* ---- quantise ---- */
+
+struct target {
+    float *scales;
+    uint8_t *row;
+    int64_t row_ld, row_rows;
+};
+
+static fp8_status cast(const fp8_layer *layer, const fp8_shard_args *args, struct matrix from,
+                       struct target to)
+{
+    const struct fp8_step *step = find_step(layer, FP8_OP_QUANTIZE);
+    fp8_value values[FP8_OP_MAX_ARGS] = { 0 };
+    values[FP8_QUANTIZE_source].p = from.data;
+    values[FP8_QUANTIZE_source_ld].i = from.ld;
+    values[FP8_QUANTIZE_rows].i = from.rows;
+    values[FP8_QUANTIZE_cols].i = from.cols;
+    values[FP8_QUANTIZE_partials].p = args->amax;
+    values[FP8_QUANTIZE_n_partials].i = 1;
+    values[FP8_QUANTIZE_scales].p = to.scales;
+    values[FP8_QUANTIZE_row].p = to.row;
+    values[FP8_QUANTIZE_row_ld].i = to.row_ld;
+    values[FP8_QUANTIZE_row_rows].i = to.row_rows;
+    return fp8_kernel_run(layer->context, step->kernel, values, args->call.stream,
+                          fp8_sms_of_call(layer->context, args->call.max_sms));
+}
+
+/* Rows as they are; the kernel zeroes pads up to the next 128 rows. *end: bytes written. */
+static fp8_status cast_rows(const fp8_layer *layer, const fp8_shard_args *args,
+                            const struct fp8_shard_shape *shape, struct target to, size_t *end)
+{
+    const fp8_tensor *source = args->source;
+    const struct matrix from = { source->data, source->rows > 1 ? source->ld : source->cols,
+                                 source->rows, source->cols };
+    to.row_ld = shape->row_ld;
+    to.row_rows = fp8_min_i64(shape->chunk, fp8_round_up(args->count, TILE));
+    *end = (size_t)(to.row_rows * to.row_ld);
+    return cast(layer, args, from, to);
+}
+
+static fp8_status cast_elements(const fp8_layer *layer, const fp8_shard_args *args,
+                                struct target to, size_t *end)
+{
+    const size_t element =
+        fp8_dtype_bytes(layer->plan->buffers[layer->plan->slots[FP8_SLOT_W]].dtype);
+    const int64_t rows = args->count / FLAT, rest = args->count % FLAT;
+    struct matrix from = { args->source->data, FLAT, rows, FLAT };
+    to.row_ld = FLAT;
+    to.row_rows = rows;
+    if (rows > 0)
+        FP8_TRY(cast(layer, args, from, to));
+    *end = (size_t)(rows * FLAT);
+    if (rest == 0)
+        return FP8_OK;
+    from = (struct matrix){ (char *)args->source->data + *end * element, rest, 1, rest };
+    to.row += *end;
+    to.row_ld = fp8_round_up(rest, FP8_PAD_LD);
+    to.row_rows = 1;
+    *end += (size_t)to.row_ld;
+    return cast(layer, args, from, to);
+}
+
+static fp8_status run_quantize(const fp8_layer *layer, const fp8_shard_args *args,
+                               const struct fp8_shard_shape *shape)
+{
+    size_t end = 0;
+    const struct target to = { .scales = args->shard,
+                               .row = (uint8_t *)args->shard + FP8_PART_ALIGN };
+    if (args->count == 0)
+        FP8_TRY(make_scales(layer, &args->call, args->amax, 1, to.scales));
+    else if (shape->kind == FP8_SHARD_ROWS)
+        FP8_TRY(cast_rows(layer, args, shape, to, &end));
+    else
+        FP8_TRY(cast_elements(layer, args, to, &end));
+    const int64_t rest = (int64_t)(shape->data_bytes - end);
+    FP8_TRY(fp8_zero_2d(layer->context, to.row + end, rest, rest, 1, args->call.stream));
+    const int64_t gap = FP8_PART_ALIGN - FP8_SCALES_COUNT * (int64_t)sizeof(float);
+    return fp8_zero_2d(layer->context, to.scales + FP8_SCALES_COUNT, gap, gap, 1,
+                       args->call.stream);
+}
+
+fp8_status fp8_shard_quantize(const fp8_layer *layer, const fp8_shard_args *args)
+{
+    const char *call = "shard_quantize";
+    struct fp8_shard_shape shape;
+    fp8_status status = check_args(call, layer, args, &shape);
+    if (status == FP8_OK && (!args->shard || (uintptr_t)args->shard % 16))
+        status = fp8_fail(args->shard ? FP8_ERR_ALIGNMENT : FP8_ERR_ARGUMENT,
+                          "%s: shard is %p; pass memory aligned to 16 bytes", call, args->shard);
+    if (status == FP8_OK && args->shard_bytes < shape.bytes)
+        status = fp8_fail(FP8_ERR_SHAPE,
+                          "%s: shard has %zu bytes, but one of layer '%s' over %d ranks takes %zu; "
+                          "ask fp8_shard_bytes",
+                          call, args->shard_bytes, layer->plan->name, args->sharding->ranks,
+                          shape.bytes);
+    bool pushed;
+    if (status == FP8_OK && (status = fp8_context_enter(layer->context, &pushed)) == FP8_OK) {
+        status = run_quantize(layer, args, &shape);
+        fp8_context_leave(layer->context, pushed);
+    }
+    return layer ? fp8_report(layer->context, status) : status;
+}
+
+/* ---- unpack ---- */
+
+static fp8_status check_pieces(const fp8_layer *layer, const fp8_unpack_args *args,
+                               const struct fp8_shard_shape *shape)
+{
+    int64_t at = 0;
+    const char *what = shape->kind == FP8_SHARD_ROWS ? "rows" : "elements";
+    if (!args->pieces)
+        return fp8_fail(FP8_ERR_ARGUMENT, "shard_unpack: pieces is NULL");
+    for (size_t i = 0; i < args->piece_count; i++) {
+        const fp8_shard_piece *piece = &args->pieces[i];
+        if (piece->count == 0)
+            continue;
+        if (piece->first != at || piece->count < 0 || piece->count > shape->all - at)
+            return fp8_fail(
+                FP8_ERR_SHAPE,
+                "shard_unpack: piece %zu is %lld %s from %lld, but the pieces before it "
+                "end at %lld of %lld",
+                i, (long long)piece->count, what, (long long)piece->first, (long long)at,
+                (long long)shape->all);
+        if (!piece->shard)
+            return fp8_fail(FP8_ERR_ARGUMENT, "shard_unpack: shard of piece %zu is NULL", i);
+        at += piece->count;
+    }
+    if (at != shape->all)
+        return fp8_fail(
+            FP8_ERR_SHAPE,
+            "shard_unpack: the pieces hold %lld %s, but the weight of layer '%s' has %lld",
+            (long long)at, what, layer->plan->name, (long long)shape->all);
+    return FP8_OK;
+}
+
+static fp8_status check_unpack(const fp8_layer *layer, const fp8_unpack_args *args,
+                               uint32_t *copies, struct fp8_shard_shape *shape)
+{
+    const char *call = "shard_unpack";
+    FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL, 0));
+    FP8_TRY(fp8_shard_shape_of(call, layer, args->sharding, shape));
+    const struct fp8_check check = { .call = call, .plan = layer->plan };
+    *copies = args->copies;
+    FP8_TRY(fp8_check_copies(call, copies));
+    *copies |= FP8_COPY_ROW;
+    FP8_TRY(check_pieces(layer, args, shape));
+    if (args->version == 0)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: version is 0, which means unknown; count from 1",
+                        call);
+    FP8_TRY(fp8_check_target(&check, "weight", FP8_ROLE_W, *copies, args->weight));
+    return fp8_check_stream(call, &args->call);
+}
+
+/* Elements [first, first + count) of dense rows of `cols` to rows `ld` bytes apart. */
+static fp8_status spread(const fp8_layer *layer, const uint8_t *from, uint8_t *row, int64_t first,
+                         int64_t count, const struct fp8_shard_shape *shape, fp8_stream stream)
+{
+    const int64_t cols = layer->plan->in_features, ld = shape->row_ld;
+    while (count > 0) {
+        int64_t i = first / cols, j = first % cols;
+        int64_t rows = j == 0 ? fp8_max_i64(1, count / cols) : 1;
+        int64_t width = fp8_min_i64(count, cols - j);
+        FP8_TRY(fp8_copy_2d(layer->context, row + i * ld + j, ld, from, cols, width, rows, stream));
+        from += width * rows;
+        first += width * rows;
+        count -= width * rows;
+    }
+    return FP8_OK;
+}
+
+static fp8_status put_pieces(const fp8_layer *layer, const fp8_unpack_args *args,
+                             const struct fp8_shard_shape *shape, const fp8_operand_view *view)
+{
+    const fp8_context *context = layer->context;
+    const int64_t k = layer->plan->in_features, n = layer->plan->out_features;
+    const fp8_stream stream = args->call.stream;
+    struct fp8_shard_shape rows = *shape;
+    rows.row_ld = view->row_ld;
+    bool has_scales = false;
+    for (size_t i = 0; i < args->piece_count; i++) {
+        const fp8_shard_piece *piece = &args->pieces[i];
+        const uint8_t *data = (const uint8_t *)piece->shard + FP8_PART_ALIGN;
+        if (piece->count == 0)
+            continue;
+        if (!has_scales)
+            FP8_TRY(fp8_copy_bytes(context, view->scales, piece->shard, FP8_PART_ALIGN, stream));
+        has_scales = true;
+        if (shape->kind == FP8_SHARD_ROWS)
+            FP8_TRY(fp8_copy_bytes(context, view->row + piece->first * view->row_ld, data,
+                                   (size_t)(piece->count * view->row_ld), stream));
+        else
+            FP8_TRY(spread(layer, data, view->row, piece->first, piece->count, &rows, stream));
+    }
+    if (shape->kind == FP8_SHARD_ELEMENTS)
+        FP8_TRY(fp8_zero_2d(context, view->row + k, view->row_ld, view->row_ld - k, n, stream));
+    return fp8_zero_2d(context, view->row + n * view->row_ld, view->row_ld, view->row_ld,
+                       fp8_round_up(n, FP8_PAD_ROWS) - n, stream);
+}
+
+static fp8_status run_unpack(const fp8_layer *layer, const fp8_unpack_args *args,
+                             const struct fp8_shard_shape *shape, const fp8_operand *filled)
+{
+    fp8_operand_view view;
+    bool pushed;
+    FP8_TRY(fp8_operand_parts(filled, &view));
+    FP8_TRY(fp8_context_enter(layer->context, &pushed));
+    fp8_status status = put_pieces(layer, args, shape, &view);
+    if (status == FP8_OK && filled->copies & FP8_COPY_TRANSPOSED)
+        status = fp8_shard_transpose(layer, filled, &args->call);
+    fp8_context_leave(layer->context, pushed);
+    return status;
+}
+
+fp8_status fp8_shard_unpack(const fp8_layer *layer, const fp8_unpack_args *args)
+{
+    uint32_t copies;
+    struct fp8_shard_shape shape;
+    fp8_status status = check_unpack(layer, args, &copies, &shape);
+    if (status != FP8_OK)
+        return layer ? fp8_report(layer->context, status) : status;
+    fp8_operand filled = *args->weight;
+    fp8_operand_clear(args->weight);
+    fp8_operand_fill(&filled, layer->plan, FP8_ROLE_W, 0, copies, args->version);
+    status = run_unpack(layer, args, &shape, &filled);
+    if (status == FP8_OK)
+        *args->weight = filled;
+    return fp8_report(layer->context, status);
+}
+
+/* ---- the transposed copy ---- */
+
+fp8_status fp8_shard_transpose(const fp8_layer *layer, const fp8_operand *operand,
+                               const fp8_call *call)
+{
+    fp8_operand_view view;
+    FP8_TRY(fp8_operand_parts(operand, &view));
+    fp8_value values[FP8_OP_MAX_ARGS] = { 0 };
+    values[FP8_TRANSPOSE_source].p = view.row;
+    values[FP8_TRANSPOSE_source_ld].i = view.row_ld;
+    values[FP8_TRANSPOSE_rows].i = operand->rows;
+    values[FP8_TRANSPOSE_cols].i = operand->cols;
+    values[FP8_TRANSPOSE_transposed].p = view.transposed;
+    values[FP8_TRANSPOSE_transposed_ld].i = view.transposed_ld;
+    values[FP8_TRANSPOSE_transposed_rows].i = fp8_round_up(operand->cols, FP8_PAD_ROWS);
+    if (layer->context->is_host)
+        return fp8_host_transpose(layer->context->pool, values);
+    if (layer->plan->transpose)
+        return fp8_kernel_run(layer->context, layer->plan->transpose, values, call->stream,
+                              fp8_sms_of_call(layer->context, call->max_sms));
+    return fp8_fail(FP8_ERR_UNSUPPORTED,
+                    "the bundle has no kernel that transposes the weight of layer '%s'; rebuild it",
+                    layer->plan->name);
+}

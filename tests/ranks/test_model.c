@@ -1,0 +1,118 @@
+/*
+ * test_model.c - weight parallel against unsharded layers, on the host, for every way to run a model.
+ */
+#include <malloc.h>
+#include <stdlib.h>
+
+#include "tests/ranks/model_rig.h"
+
+static char bundle[256];
+
+/* Uneven shards, empty ones, dims that are no multiple of anything, both dtypes of dw. */
+static const char spec[] = "return model \"shards\" { tokens = 16, layers = {\n"
+                           "linear \"a\" { in_features = 72, out_features = 200, bias = true },\n"
+                           "linear \"b\" { in_features = 128, out_features = 10 },\n"
+                           "linear \"c\" { in_features = 64, out_features = 5, bias = true },\n"
+                           "linear \"d\" { in_features = 130, out_features = 257 },\n"
+                           "linear \"e\" { in_features = 48, out_features = 1,\n"
+                           "               grad_weight = \"bf16\" },\n"
+                           "} }\n";
+
+static int set_up(void **state)
+{
+    (void)state;
+    (void)mallopt(M_PERTURB, 0x81); /* fresh memory holds 0x7e */
+    ranks_bundle(spec, bundle);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    ranks_bundle_drop(bundle);
+    return 0;
+}
+
+static void run(int32_t ranks, struct model_case c)
+{
+    c.bundle = bundle;
+    ranks_run(ranks, 60, model_body, &c);
+}
+
+static void test_ranks(void **state)
+{
+    (void)state;
+    static const int32_t ranks[] = { 1, 2, 3, 4, 5, 8 };
+    for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++)
+        run(ranks[i], (struct model_case){ .tokens = 16, .steps = 2, .give_bias = 1 });
+}
+
+static void test_kept(void **state)
+{
+    (void)state;
+    run(3, (struct model_case){ .tokens = 9, .steps = 2, .keep = 1 });
+}
+
+static void test_groups(void **state)
+{
+    (void)state;
+    run(3, (struct model_case){ .tokens = 9, .steps = 2, .group = 1, .give_bias = 1 });
+    run(2, (struct model_case){ .tokens = 9, .steps = 2, .group = 1, .keep = 1 });
+}
+
+static void test_slots(void **state)
+{
+    (void)state;
+    for (int32_t slots = 1; slots < 8; slots++)
+        run(2, (struct model_case){ .tokens = 5, .steps = 1, .slots = slots, .give_bias = 1 });
+}
+
+static void test_without_prefetch(void **state)
+{
+    (void)state;
+    run(3, (struct model_case){ .tokens = 5, .steps = 1, .no_prefetch = 1 });
+}
+
+static void test_average(void **state)
+{
+    (void)state;
+    run(3, (struct model_case){ .tokens = 16, .steps = 1, .average = 1, .give_bias = 1 });
+}
+
+/* Ranks without tokens still take part in everything. */
+static void test_no_tokens(void **state)
+{
+    (void)state;
+    run(3, (struct model_case){ .tokens = 2, .steps = 1 });
+    run(2, (struct model_case){ .tokens = -1, .steps = 1, .give_bias = 1 });
+    run(2, (struct model_case){ .tokens = 0, .steps = 1 });
+}
+
+static void test_callers_accumulators(void **state)
+{
+    (void)state;
+    run(3, (struct model_case){ .tokens = 16, .steps = 2, .caller_dw = 1 });
+}
+
+static void test_hooks(void **state)
+{
+    (void)state;
+    run(2, (struct model_case){ .tokens = 16, .steps = 2, .with_hooks = 1, .give_bias = 1 });
+    run(3, (struct model_case){ .tokens = 7, .steps = 2, .with_hooks = 1, .slots = 1 });
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_without_prefetch),
+        cmocka_unit_test(test_average),
+        cmocka_unit_test(test_no_tokens),
+        cmocka_unit_test(test_callers_accumulators),
+        cmocka_unit_test(test_hooks),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,294 @@
+/*
+ * test_shard.c - quantise my shard, gather by any means, unpack: the bytes of one GPU.
+ */
+#include <malloc.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/check.h"
+#include "tests/ranks/model_rig.h"
+
+/* Built for the host; one layer a case. */
+struct shape {
+    const char *name;
+    int64_t n, k;
+};
+static const struct shape shapes[] = {
+    { "wide", 4096, 64 },  { "ten", 10, 128 },  { "five", 5, 64 },
+    { "square", 96, 128 }, { "odd", 129, 131 }, { "one", 1, 7 },
+};
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+static char bundle_path[256];
+static fp8_context *context;
+static fp8_bundle *bundle;
+static fp8_layer *layers[SHAPES];
+static char workspace[1 << 21];
+
+static int set_up(void **state)
+{
+    (void)state;
+    (void)mallopt(M_PERTURB, 0x81); /* fresh memory holds 0x7e: pads are poisoned */
+    char spec[2048] = "return model \"shapes\" { tokens = 16, layers = {\n";
+    for (int i = 0; i < SHAPES; i++)
+        sprintf(spec + strlen(spec), "linear \"%s\" { in_features = %d, out_features = %d },\n",
+                shapes[i].name, (int)shapes[i].k, (int)shapes[i].n);
+    strcat(spec, "} }\n");
+    ranks_bundle(spec, bundle_path);
+    fp8_context_options options = FP8_CONTEXT_OPTIONS_INIT;
+    options.device = FP8_DEVICE_HOST;
+    assert_int_equal(fp8_context_create(&options, &context), FP8_OK);
+    assert_int_equal(fp8_bundle_open(context, bundle_path, &bundle), FP8_OK);
+    for (int i = 0; i < SHAPES; i++)
+        assert_int_equal(fp8_layer_create(bundle, shapes[i].name, &layers[i]), FP8_OK);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    for (int i = 0; i < SHAPES; i++)
+        fp8_layer_destroy(layers[i]);
+    fp8_bundle_close(bundle);
+    fp8_context_destroy(context);
+    ranks_bundle_drop(bundle_path);
+    return 0;
+}
+
+static void *take(size_t bytes)
+{
+    void *memory = NULL;
+    assert_int_equal(fp8_memory_alloc(context, bytes, &memory), FP8_OK);
+    return memory;
+}
+
+static fp8_call call(void)
+{
+    fp8_call made = FP8_CALL_INIT;
+    made.workspace = workspace;
+    made.workspace_bytes = sizeof workspace;
+    return made;
+}
+
+static fp8_operand operand_of(int i)
+{
+    fp8_operand operand = FP8_OPERAND_INIT;
+    assert_int_equal(fp8_layer_bytes(layers[i], 0, FP8_BYTES_WEIGHT, &operand.bytes), FP8_OK);
+    operand.data = take(operand.bytes);
+    return operand;
+}
+
+/* The largest element lies in the last row. */
+static uint16_t *weight_of(int i)
+{
+    const int64_t count = shapes[i].n * shapes[i].k;
+    uint16_t *w = malloc((size_t)count * sizeof *w);
+    for (int64_t j = 0; j < count; j++)
+        w[j] = model_value(77 + (uint64_t)i, j);
+    w[count - 1] = 0x42a0; /* 80 */
+    return w;
+}
+
+struct cut {
+    fp8_shard_kind kind;
+    int32_t ranks;
+};
+
+/* Shards of all ranks, one behind the other, as a gather leaves them. */
+static char *shard_all(int i, const uint16_t *w, struct cut cut, size_t *bytes,
+                       fp8_shard_piece *pieces)
+{
+    const bool rows = cut.kind == FP8_SHARD_ROWS;
+    const int64_t unit = rows ? shapes[i].k : 1;
+    fp8_sharding sharding = FP8_SHARDING_INIT;
+    sharding.kind = cut.kind;
+    sharding.ranks = cut.ranks;
+    float amax = 0;
+    assert_int_equal(fp8_shard_bytes(layers[i], &sharding, bytes), FP8_OK);
+    char *all = take(*bytes * (size_t)cut.ranks);
+    memset(all, 0x7e, *bytes * (size_t)cut.ranks);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int32_t rank = 0; rank < cut.ranks; rank++) {
+            int64_t first, count, chunk;
+            sharding.rank = rank;
+            assert_int_equal(fp8_shard_range(layers[i], &sharding, &first, &count, &chunk), FP8_OK);
+            assert_true(count <= chunk);
+            const fp8_tensor source = { (void *)(uintptr_t)(w + first * unit),
+                                        rows ? count : 1,
+                                        rows ? unit : count,
+                                        rows ? unit : count,
+                                        FP8_DTYPE_BF16,
+                                        0 };
+            float mine = -1;
+            fp8_shard_args args = FP8_SHARD_ARGS_INIT;
+            args.sharding = &sharding;
+            args.count = count;
+            args.source = &source;
+            args.call = call();
+            args.amax = pass == 0 ? &mine : &amax;
+            args.shard = all + (size_t)rank * *bytes;
+            args.shard_bytes = *bytes;
+            if (pass == 0) {
+                assert_int_equal(fp8_shard_amax(layers[i], &args), FP8_OK);
+                assert_true(mine >= 0);
+                amax = mine > amax ? mine : amax;
+            } else {
+                assert_int_equal(fp8_shard_quantize(layers[i], &args), FP8_OK);
+                pieces[rank] = (fp8_shard_piece){ args.shard, first, count };
+            }
+        }
+    }
+    assert_true(amax == 80.0f);
+    return all;
+}
+
+static void compare(int i, struct cut cut)
+{
+    uint16_t *w = weight_of(i);
+    fp8_shard_piece pieces[64];
+    size_t bytes;
+    const fp8_tensor whole = { w, shapes[i].n, shapes[i].k, shapes[i].k, FP8_DTYPE_BF16, 0 };
+    fp8_operand want = operand_of(i), got = operand_of(i);
+    fp8_weight_args update = FP8_WEIGHT_ARGS_INIT;
+    update.w = &whole;
+    update.version = 3;
+    update.weight = &want;
+    update.call = call();
+    memset(got.data, 0x7e, got.bytes);
+    memset(want.data, 0x81, want.bytes);
+    assert_int_equal(fp8_weight_update(layers[i], &update), FP8_OK);
+    char *all = shard_all(i, w, cut, &bytes, pieces);
+    fp8_sharding sharding = FP8_SHARDING_INIT;
+    sharding.kind = cut.kind;
+    sharding.ranks = cut.ranks;
+    fp8_unpack_args args = FP8_UNPACK_ARGS_INIT;
+    args.sharding = &sharding;
+    args.pieces = pieces;
+    args.piece_count = (size_t)cut.ranks;
+    args.version = 3;
+    args.weight = &got;
+    args.call = call();
+    assert_int_equal(fp8_shard_unpack(layers[i], &args), FP8_OK);
+    fp8_operand_view a, b;
+    assert_int_equal(fp8_operand_parts(&want, &a), FP8_OK);
+    assert_int_equal(fp8_operand_parts(&got, &b), FP8_OK);
+    const int64_t n16 = fp8_round_up(shapes[i].n, 16), k16 = fp8_round_up(shapes[i].k, 16);
+    assert_memory_equal(a.scales, b.scales, 64);
+    assert_memory_equal(a.row, b.row, (size_t)(n16 * a.row_ld));
+    assert_memory_equal(a.transposed, b.transposed, (size_t)(k16 * a.transposed_ld));
+    assert_int_equal(got.version, 3);
+    assert_int_equal(got.copies, FP8_COPY_BOTH);
+    fp8_memory_free(context, all);
+    fp8_memory_free(context, want.data);
+    fp8_memory_free(context, got.data);
+    free(w);
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    static const int32_t ranks[] = { 1, 2, 3, 4, 5, 8, 64 };
+    for (int i = 0; i < SHAPES; i++) {
+        for (size_t j = 0; j < sizeof ranks / sizeof ranks[0]; j++)
+            compare(i, (struct cut){ FP8_SHARD_ROWS, ranks[j] });
+    }
+}
+
+static void test_elements(void **state)
+{
+    (void)state;
+    static const int32_t ranks[] = { 1, 2, 3, 7, 8, 64 };
+    for (int i = 0; i < SHAPES; i++) {
+        for (size_t j = 0; j < sizeof ranks / sizeof ranks[0]; j++)
+            compare(i, (struct cut){ FP8_SHARD_ELEMENTS, ranks[j] });
+    }
+}
+
+static int says_word(const char *word)
+{
+    return says(word, NULL);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    fp8_sharding sharding = FP8_SHARDING_INIT;
+    int64_t first;
+    size_t bytes;
+    sharding.ranks = 0;
+    assert_int_equal(fp8_shard_range(layers[0], &sharding, &first, NULL, NULL), FP8_ERR_ARGUMENT);
+    sharding.ranks = 4;
+    sharding.rank = 4;
+    assert_int_equal(fp8_shard_bytes(layers[0], &sharding, &bytes), FP8_ERR_ARGUMENT);
+    assert_true(says_word("rank is 4 of 4"));
+    sharding.rank = 0;
+    sharding.kind = (fp8_shard_kind)2;
+    assert_int_equal(fp8_shard_bytes(layers[0], &sharding, &bytes), FP8_ERR_ARGUMENT);
+    sharding.kind = FP8_SHARD_ROWS;
+    float amax = 0;
+    uint16_t *w = weight_of(1);
+    const fp8_tensor source = { w, 3, 128, 128, FP8_DTYPE_BF16, 0 };
+    fp8_shard_args args = FP8_SHARD_ARGS_INIT;
+    args.sharding = &sharding;
+    args.source = &source;
+    args.amax = &amax;
+    args.call = call();
+    args.count = 4; /* chunk is 3 */
+    assert_int_equal(fp8_shard_amax(layers[1], &args), FP8_ERR_SHAPE);
+    assert_true(says_word("0 to 3 rows"));
+    args.count = 2;
+    assert_int_equal(fp8_shard_amax(layers[1], &args), FP8_ERR_SHAPE);
+    args.count = 3;
+    args.amax = NULL;
+    assert_int_equal(fp8_shard_amax(layers[1], &args), FP8_ERR_ARGUMENT);
+    args.amax = &amax;
+    char shard[1024];
+    args.shard = shard;
+    args.shard_bytes = 8;
+    fp8_status status = fp8_shard_quantize(layers[1], &args);
+    assert_true(status == FP8_ERR_SHAPE || status == FP8_ERR_ALIGNMENT);
+    args.call.workspace_bytes = 16;
+    assert_int_equal(fp8_shard_amax(layers[1], &args), FP8_ERR_WORKSPACE);
+    free(w);
+}
+
+static void test_pieces_refused(void **state)
+{
+    (void)state;
+    fp8_sharding sharding = FP8_SHARDING_INIT;
+    fp8_operand weight = operand_of(1);
+    static char shard[4096] __attribute__((aligned(256)));
+    fp8_shard_piece pieces[] = { { shard, 0, 5 }, { shard, 6, 4 } };
+    fp8_unpack_args args = FP8_UNPACK_ARGS_INIT;
+    sharding.ranks = 2;
+    args.sharding = &sharding;
+    args.pieces = pieces;
+    args.piece_count = 2;
+    args.version = 1;
+    args.weight = &weight;
+    args.call = call();
+    assert_int_equal(fp8_shard_unpack(layers[1], &args), FP8_ERR_SHAPE);
+    assert_true(says_word("end at 5 of 10"));
+    args.piece_count = 1;
+    assert_int_equal(fp8_shard_unpack(layers[1], &args), FP8_ERR_SHAPE);
+    assert_true(says_word("hold 5 rows"));
+    pieces[1].first = 5;
+    pieces[1].count = 5;
+    args.piece_count = 2;
+    args.version = 0;
+    assert_int_equal(fp8_shard_unpack(layers[1], &args), FP8_ERR_ARGUMENT);
+    assert_int_equal(weight.copies, 0);
+    fp8_memory_free(context, weight.data);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_elements),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_pieces_refused),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
