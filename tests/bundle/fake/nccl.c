@@ -1,0 +1,347 @@
+/*
+ * nccl.c - the fake NCCL: see fake_nccl.h. An id is the path of a file that all ranks map.
+ */
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "fake_nccl.h"
+#include "runtime/fp8_format.h"
+#include "runtime/nccl_abi.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+
+enum { RANKS = 16, BUFFER = 1 << 20, COMMS = 8 };
+
+struct shared {
+    atomic_int joined;
+    atomic_long posted[RANKS]; /* number of the last collective that is in the buffer */
+    struct {
+        int kind, dtype, op;
+        uint64_t bytes;
+    } what[RANKS][2];
+    unsigned char data[RANKS][2][BUFFER];
+};
+
+struct comm {
+    struct shared *shared;
+    int rank, ranks;
+    long number;
+    bool hangs;
+};
+
+static struct fake_nccl state;
+static struct comm *comms[COMMS];
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static bool busy(void)
+{
+    for (int i = 0; i < COMMS; i++) {
+        if (comms[i] && comms[i]->hangs)
+            return true;
+    }
+    return false;
+}
+
+EXPORT struct fake_nccl *fake_nccl_state(void);
+struct fake_nccl *fake_nccl_state(void)
+{
+    if (!state.version) {
+        state.version = 23203;
+        state.patience = 5;
+        state.busy = busy;
+    }
+    return &state;
+}
+
+EXPORT int fake_version(int *version) __asm__("ncclGetVersion");
+int fake_version(int *version)
+{
+    *version = fake_nccl_state()->version;
+    return FP8_NCCL_SUCCESS;
+}
+
+EXPORT const char *fake_text(int result) __asm__("ncclGetErrorString");
+const char *fake_text(int result)
+{
+    return result == FP8_NCCL_SUCCESS ? "no error" : "an error of the fake NCCL";
+}
+
+EXPORT int fake_id(fp8_nccl_id *id) __asm__("ncclGetUniqueId");
+int fake_id(fp8_nccl_id *id)
+{
+    memset(id, 0, sizeof *id);
+    snprintf(id->bytes, sizeof id->bytes, "/tmp/fake-nccl-XXXXXX");
+    int file = mkstemp(id->bytes);
+    int error = file < 0 || ftruncate(file, sizeof(struct shared)) != 0;
+    if (file >= 0)
+        close(file);
+    return error ? 2 : FP8_NCCL_SUCCESS;
+}
+
+EXPORT int fake_init(fp8_nccl_comm *made, int ranks, fp8_nccl_id id, int rank,
+                     fp8_nccl_config *config) __asm__("ncclCommInitRankConfig");
+int fake_init(fp8_nccl_comm *made, int ranks, fp8_nccl_id id, int rank, fp8_nccl_config *config)
+{
+    if (config->magic != FP8_NCCL_MAGIC || ranks > RANKS || rank >= ranks)
+        return FP8_NCCL_INVALID_ARGUMENT;
+    state.last_policy = config->cta_policy;
+    state.last_blocking = config->blocking;
+    state.last_config_size = config->size;
+    state.last_nvls = config->size == sizeof *config ? config->nvls_host_mode : 0;
+    int file = open(id.bytes, O_RDWR);
+    struct comm *comm = calloc(1, sizeof *comm);
+    comm->shared = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (comm->shared == MAP_FAILED)
+        return 2;
+    comm->rank = rank;
+    comm->ranks = ranks;
+    if (atomic_fetch_add(&comm->shared->joined, 1) + 1 == ranks)
+        unlink(id.bytes);
+    for (int i = 0; i < COMMS; i++) {
+        if (!comms[i]) {
+            comms[i] = comm;
+            break;
+        }
+    }
+    __atomic_add_fetch(&state.live, 1, __ATOMIC_RELAXED);
+    *made = comm;
+    return FP8_NCCL_IN_PROGRESS;
+}
+
+static int end_comm(struct comm *comm)
+{
+    for (int i = 0; i < COMMS; i++) {
+        if (comms[i] == comm)
+            comms[i] = NULL;
+    }
+    munmap(comm->shared, sizeof(struct shared));
+    free(comm);
+    __atomic_add_fetch(&state.live, -1, __ATOMIC_RELAXED);
+    return FP8_NCCL_SUCCESS;
+}
+
+EXPORT int fake_destroy(fp8_nccl_comm comm) __asm__("ncclCommDestroy");
+int fake_destroy(fp8_nccl_comm comm)
+{
+    state.destroys++;
+    return end_comm(comm);
+}
+
+EXPORT int fake_abort(fp8_nccl_comm comm) __asm__("ncclCommAbort");
+int fake_abort(fp8_nccl_comm comm)
+{
+    state.aborts++;
+    return end_comm(comm);
+}
+
+EXPORT int fake_async(fp8_nccl_comm handle, int *error) __asm__("ncclCommGetAsyncError");
+int fake_async(fp8_nccl_comm handle, int *error)
+{
+    struct comm *comm = handle;
+    *error = state.async_error                                  ? state.async_error
+             : atomic_load(&comm->shared->joined) < comm->ranks ? FP8_NCCL_IN_PROGRESS
+                                                                : FP8_NCCL_SUCCESS;
+    return FP8_NCCL_SUCCESS;
+}
+
+EXPORT int fake_count(fp8_nccl_comm comm, int *count) __asm__("ncclCommCount");
+int fake_count(fp8_nccl_comm comm, int *count)
+{
+    *count = ((struct comm *)comm)->ranks;
+    return FP8_NCCL_SUCCESS;
+}
+
+EXPORT int fake_device(fp8_nccl_comm comm, int *device) __asm__("ncclCommCuDevice");
+int fake_device(fp8_nccl_comm comm, int *device)
+{
+    (void)comm;
+    *device = 0;
+    return FP8_NCCL_SUCCESS;
+}
+
+EXPORT int fake_rank(fp8_nccl_comm comm, int *rank) __asm__("ncclCommUserRank");
+int fake_rank(fp8_nccl_comm comm, int *rank)
+{
+    *rank = ((struct comm *)comm)->rank;
+    return FP8_NCCL_SUCCESS;
+}
+
+EXPORT int fake_group_start(void) __asm__("ncclGroupStart");
+int fake_group_start(void)
+{
+    state.groups++;
+    return FP8_NCCL_SUCCESS;
+}
+
+EXPORT int fake_group_end(void) __asm__("ncclGroupEnd");
+int fake_group_end(void)
+{
+    return FP8_NCCL_SUCCESS;
+}
+
+/* ---- collectives ---- */
+
+static size_t element_bytes(int dtype)
+{
+    return dtype == FP8_NCCL_UINT8 ? 1 : dtype == FP8_NCCL_FLOAT32 ? 4 : 2;
+}
+
+/* This rank's contribution into the shared buffer, then a wait for the others'. */
+static bool meet(struct comm *comm, int kind, int dtype, int op, const void *data, size_t bytes)
+{
+    struct shared *shared = comm->shared;
+    if (comm->hangs)
+        return false;
+    const long number = ++comm->number;
+    const int side = (int)(number & 1);
+    if (bytes > BUFFER)
+        abort();
+    state.collectives++;
+    memcpy(shared->data[comm->rank][side], data, bytes);
+    shared->what[comm->rank][side].kind = kind;
+    shared->what[comm->rank][side].dtype = dtype;
+    shared->what[comm->rank][side].op = op;
+    shared->what[comm->rank][side].bytes = bytes;
+    atomic_store(&shared->posted[comm->rank], number);
+    const double end = now() + state.patience;
+    for (int rank = 0; rank < comm->ranks; rank++) {
+        while (atomic_load(&shared->posted[rank]) < number && now() < end)
+            usleep(200);
+        if (atomic_load(&shared->posted[rank]) < number ||
+            memcmp(&shared->what[rank][side], &shared->what[comm->rank][side],
+                   sizeof shared->what[0][0]) != 0)
+            comm->hangs = true;
+    }
+    return !comm->hangs;
+}
+
+static float load(const void *data, size_t i, int dtype)
+{
+    if (dtype == FP8_NCCL_FLOAT32)
+        return ((const float *)data)[i];
+    uint16_t half = ((const uint16_t *)data)[i];
+    return dtype == FP8_NCCL_BFLOAT16 ? fp8_bf16_to_float(half) : fp8_fp16_to_float(half);
+}
+
+static void store(void *data, size_t i, int dtype, float value)
+{
+    if (dtype == FP8_NCCL_FLOAT32)
+        ((float *)data)[i] = value;
+    else
+        ((uint16_t *)data)[i] =
+            dtype == FP8_NCCL_BFLOAT16 ? fp8_float_to_bf16(value) : fp8_float_to_fp16(value);
+}
+
+EXPORT int fake_all_gather(const void *send, void *recv, size_t count, int dtype,
+                           fp8_nccl_comm handle, void *stream) __asm__("ncclAllGather");
+int fake_all_gather(const void *send, void *recv, size_t count, int dtype, fp8_nccl_comm handle,
+                    void *stream)
+{
+    struct comm *comm = handle;
+    (void)stream;
+    if (dtype != FP8_NCCL_UINT8) /* any NCCL knows bytes, not any FP8 */
+        return FP8_NCCL_INVALID_ARGUMENT;
+    if (meet(comm, 0, dtype, 0, send, count)) {
+        for (int rank = 0; rank < comm->ranks; rank++)
+            memcpy((char *)recv + (size_t)rank * count, comm->shared->data[rank][comm->number & 1],
+                   count);
+    }
+    return FP8_NCCL_SUCCESS;
+}
+
+EXPORT int fake_reduce(const void *send, void *recv, size_t count, int dtype, int op,
+                       fp8_nccl_comm handle, void *stream) __asm__("ncclReduceScatter");
+int fake_reduce(const void *send, void *recv, size_t count, int dtype, int op, fp8_nccl_comm handle,
+                void *stream)
+{
+    struct comm *comm = handle;
+    (void)stream;
+    if (meet(comm, 1, dtype, op, send, count * (size_t)comm->ranks * element_bytes(dtype))) {
+        for (size_t i = 0; i < count; i++) {
+            float sum = 0;
+            for (int rank = 0; rank < comm->ranks; rank++)
+                sum += load(comm->shared->data[rank][comm->number & 1],
+                            (size_t)comm->rank * count + i, dtype);
+            store(recv, i, dtype, op == FP8_NCCL_AVG ? sum / (float)comm->ranks : sum);
+        }
+    }
+    return FP8_NCCL_SUCCESS;
+}
+
+EXPORT int fake_all_reduce(const void *send, void *recv, size_t count, int dtype, int op,
+                           fp8_nccl_comm handle, void *stream) __asm__("ncclAllReduce");
+int fake_all_reduce(const void *send, void *recv, size_t count, int dtype, int op,
+                    fp8_nccl_comm handle, void *stream)
+{
+    struct comm *comm = handle;
+    (void)stream;
+    if (op != FP8_NCCL_MAX || dtype != FP8_NCCL_FLOAT32)
+        return FP8_NCCL_INVALID_ARGUMENT;
+    if (meet(comm, 2, dtype, op, send, count * sizeof(float))) {
+        for (size_t i = 0; i < count; i++) {
+            float most = load(comm->shared->data[0][comm->number & 1], i, dtype);
+            for (int rank = 1; rank < comm->ranks; rank++) {
+                float value = load(comm->shared->data[rank][comm->number & 1], i, dtype);
+                most = value > most ? value : most;
+            }
+            ((float *)recv)[i] = most;
+        }
+    }
+    return FP8_NCCL_SUCCESS;
+}
+
+/* ---- memory ---- */
+
+EXPORT int fake_mem_alloc(void **memory, size_t bytes) __asm__("ncclMemAlloc");
+int fake_mem_alloc(void **memory, size_t bytes)
+{
+    state.allocations++;
+    if (posix_memalign(memory, 4096, bytes) != 0)
+        return 2;
+    __atomic_add_fetch(&state.live, 1, __ATOMIC_RELAXED);
+    return FP8_NCCL_SUCCESS;
+}
+
+EXPORT int fake_mem_free(void *memory) __asm__("ncclMemFree");
+int fake_mem_free(void *memory)
+{
+    free(memory);
+    __atomic_add_fetch(&state.live, -1, __ATOMIC_RELAXED);
+    return FP8_NCCL_SUCCESS;
+}
+
+EXPORT int fake_window(fp8_nccl_comm comm, void *memory, size_t bytes, fp8_nccl_window *window,
+                       int flags) __asm__("ncclCommWindowRegister");
+int fake_window(fp8_nccl_comm comm, void *memory, size_t bytes, fp8_nccl_window *window, int flags)
+{
+    (void)comm;
+    if ((uintptr_t)memory % FP8_NCCL_WINDOW_ALIGNMENT || bytes % FP8_NCCL_WINDOW_ALIGNMENT ||
+        flags != FP8_NCCL_WIN_COLL_SYMMETRIC)
+        return FP8_NCCL_INVALID_ARGUMENT;
+    *window = state.no_window ? NULL : memory;
+    state.windows += !state.no_window;
+    return FP8_NCCL_SUCCESS;
+}
+
+EXPORT int fake_unwindow(fp8_nccl_comm comm,
+                         fp8_nccl_window window) __asm__("ncclCommWindowDeregister");
+int fake_unwindow(fp8_nccl_comm comm, fp8_nccl_window window)
+{
+    (void)comm;
+    state.windows -= window != NULL;
+    return FP8_NCCL_SUCCESS;
+}
