@@ -98,7 +98,7 @@ static void test_wrong_path(void **state)
 }
 
 /* A library with NVRTC's entry points and this version, that compiles for sm_75 and sm_90. */
-static bool make_fake(const char *name, int major)
+static bool make_fake(const char *name, int major, int minor)
 {
     const char *compiler = getenv("FP8_TEST_CC");
     char source[300], command[1024];
@@ -106,7 +106,7 @@ static bool make_fake(const char *name, int major)
     FILE *file = fopen(source, "w");
     assert_non_null(file);
     fprintf(file,
-            "int nvrtcVersion(int *a, int *b) { *a = %d; *b = 8; return 0; }\n"
+            "int nvrtcVersion(int *a, int *b) { *a = %d; *b = %d; return 0; }\n"
             "int nvrtcGetNumSupportedArchs(int *n) { *n = 2; return 0; }\n"
             "int nvrtcGetSupportedArchs(int *a) { a[0] = 75; a[1] = 90; return 0; }\n"
             "const char *nvrtcGetErrorString(int e) { return \"out of order\"; }\n"
@@ -114,7 +114,7 @@ static bool make_fake(const char *name, int major)
             "void nvrtcDestroyProgram() {}\nvoid nvrtcCompileProgram() {}\n"
             "void nvrtcGetCUBINSize() {}\nvoid nvrtcGetCUBIN() {}\n"
             "void nvrtcGetProgramLogSize() {}\nvoid nvrtcGetProgramLog() {}\n",
-            major);
+            major, minor);
     fclose(file);
     snprintf(command, sizeof(command), "%s -w -shared -fPIC -o %s %s", compiler ? compiler : "cc",
              in_folder(name), source);
@@ -124,13 +124,17 @@ static bool make_fake(const char *name, int major)
 static void test_old_and_broken(void **state)
 {
     (void)state;
-    if (!make_fake("old.so", 11) || !make_fake("broken.so", 12)) {
+    if (!make_fake("old.so", 11, 8) || !make_fake("first.so", 12, 0) ||
+        !make_fake("broken.so", 12, 8)) {
         print_message("skip: no C compiler for the stand-in libraries\n");
         skip();
     }
     setenv("FP8_NVRTC_PATH", in_folder("old.so"), 1);
     const char *const old[] = { "NVRTC 11.8 (", "old.so) is too old: 12.1 is the first", NULL };
     expect_build("sm_90a", FP8GEN_ERR_MACHINE, old);
+    setenv("FP8_NVRTC_PATH", in_folder("first.so"), 1);
+    const char *const first[] = { "NVRTC 12.0 (", "first.so) is too old: 12.1 is the first", NULL };
+    expect_build("sm_90a", FP8GEN_ERR_MACHINE, first);
     setenv("FP8_NVRTC_PATH", in_folder("broken.so"), 1);
     const char *const arch[] = { "NVRTC 12.8 (", "does not compile for sm_100a",
                                  "the newest it knows is sm_90", NULL };
@@ -149,7 +153,8 @@ static int make_folder(void **state)
 static int drop_folder(void **state)
 {
     (void)state;
-    static const char *const names[] = { "old.so", "old.so.c", "broken.so", "broken.so.c" };
+    static const char *const names[] = { "old.so",     "old.so.c",  "first.so",
+                                         "first.so.c", "broken.so", "broken.so.c" };
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         unlink(in_folder(names[i]));
     return rmdir(folder);
