@@ -3,7 +3,8 @@
  *
  * The graph is captured before any of its passes ran in this process, so nothing may be left to be
  * loaded by a first call; then it is replayed with other inputs and weights each time, and every
- * output must have the bits that the same calls give without a graph. In every capture mode.
+ * output must have the bits that the same calls give without a graph. In every capture mode. Whether a
+ * replay takes the weights anew is decided by a word on the device.
  *
  * The host backend has no graphs: there a replay is the same calls again, which checks the rest.
  */
@@ -56,9 +57,13 @@ struct level {
 
 struct stack {
     struct rig_tensor x, dy;
+    struct rig_tensor refresh; /* the word */
     struct rig_scratch workspace;
     struct level level[LEVELS];
 };
+
+/* What becomes of the weights in a step. */
+enum weights { BY_THE_WORD, TAKEN, KEPT };
 
 /* Normal values; sigma keeps the activations of a deep stack of one size. */
 static void fill(struct rig_tensor *tensor, uint64_t seed, double sigma)
@@ -110,6 +115,7 @@ static void make_stack(struct stack *s, const struct rig_layers *layers, int64_t
     rig_tensor_make(&s->x, "x", FP8_DTYPE_BF16, m, layers->layer[0].info.in_features, 0, 0, poison);
     rig_tensor_make(&s->dy, "dy", FP8_DTYPE_BF16, m,
                     layers->layer[(LEVELS - 1) % 2].info.out_features, 0, 0, poison);
+    rig_tensor_make(&s->refresh, "refresh", FP8_DTYPE_UINT32, 1, 1, 0, 0, poison);
     rig_scratch_make(&s->workspace, bytes, 0, poison);
 }
 
@@ -126,6 +132,7 @@ static void free_stack(struct stack *s)
     }
     rig_tensor_free(&s->x);
     rig_tensor_free(&s->dy);
+    rig_tensor_free(&s->refresh);
     rig_scratch_free(&s->workspace);
 }
 
@@ -140,14 +147,17 @@ static fp8_call call_of(const struct stack *s)
     return call;
 }
 
-static void forward(struct stack *s, uint64_t version)
+static void forward(struct stack *s, enum weights weights, uint64_t version)
 {
     for (int i = 0; i < LEVELS; i++) {
         struct level *l = &s->level[i];
         fp8_weight_args update = FP8_WEIGHT_ARGS_INIT;
         update.w = &l->w.t, update.weight = &l->weight.op;
         update.version = version, update.call = call_of(s);
-        RIG_OK(fp8_weight_update(l->layer->handle, &update));
+        if (weights == BY_THE_WORD)
+            update.refresh = s->refresh.t.data;
+        if (weights != KEPT)
+            RIG_OK(fp8_weight_update(l->layer->handle, &update));
         fp8_fprop_args args = FP8_FPROP_ARGS_INIT;
         args.x = i ? &s->level[i - 1].y.t : &s->x.t;
         args.weight = &l->weight.op, args.bias = &l->bias.t, args.y = &l->y.t;
@@ -169,9 +179,9 @@ static void backward(struct stack *s)
     }
 }
 
-static void step(struct stack *s, uint64_t version)
+static void step(struct stack *s, enum weights weights, uint64_t version)
 {
-    forward(s, version);
+    forward(s, weights, version);
     backward(s);
 }
 
@@ -219,18 +229,20 @@ static void capture(struct graph *g, struct stack *s, int mode)
     CUgraph graph;
     synchronize();
     assert_int_equal(cuda.begin((CUstream)rig.stream, modes[mode].mode), CUDA_SUCCESS);
-    step(s, 1);
+    step(s, BY_THE_WORD, 1);
     assert_int_equal(cuda.end((CUstream)rig.stream, &graph), CUDA_SUCCESS);
     assert_int_equal(cuda.instantiate(&g->exec, graph, 0), CUDA_SUCCESS);
     assert_int_equal(cuda.destroy(graph), CUDA_SUCCESS);
 }
 
-static void replay(struct graph *g, int number)
+static void replay(struct graph *g, bool refresh)
 {
+    rig_set_bits(&g->stack->refresh, 0, 0, refresh);
+    rig_tensor_push(&g->stack->refresh);
     if (rig.cuda)
         assert_int_equal(cuda.launch(g->exec, (CUstream)rig.stream), CUDA_SUCCESS);
     else
-        step(g->stack, 1 + (uint64_t)number);
+        step(g->stack, BY_THE_WORD, 1);
 }
 
 static void run_stack(const struct rig_spec specs[2], int64_t m, int mode)
@@ -247,8 +259,9 @@ static void run_stack(const struct rig_spec specs[2], int64_t m, int mode)
     for (int i = 0; i < REPLAYS; i++) {
         refill(graphed, (uint64_t)i);
         refill(eager, (uint64_t)i);
-        replay(&graph, i);
-        step(eager, 1 + (uint64_t)i);
+        bool refresh = i % 2 == 0; /* the weights are others each time, taken or not */
+        replay(&graph, refresh);
+        step(eager, refresh ? TAKEN : KEPT, 1 + (uint64_t)i);
         compare(graphed, eager, modes[mode].name, i);
     }
     if (rig.cuda)
