@@ -11,6 +11,7 @@
  * symmetric windows, then run on copy engines. Multicast is switched off where NCCL can be told so.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/comm_nccl.h"
@@ -299,6 +300,9 @@ const char *fp8_nccl_no_window(const struct nccl *nccl)
         return "the communicator is adopted, and its policy is the caller's";
     if (nccl->table->version < COPY_ENGINE_VERSION)
         return "NCCL is older than 2.28";
+    const char *nvls = getenv("NCCL_NVLS_ENABLE");
+    if (nccl->table->version < NVLS_MODE_VERSION && !(nvls && strcmp(nvls, "0") == 0))
+        return "before 2.31 NCCL keeps multicast out of windows only with NCCL_NVLS_ENABLE=0";
     if (!nccl->table->mem_alloc || !nccl->table->mem_free || !nccl->table->window_register ||
         !nccl->table->window_deregister)
         return "NCCL has no symmetric windows";

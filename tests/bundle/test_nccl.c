@@ -194,20 +194,26 @@ static int window(struct process *p)
         fake_nccl()->version = 22704;
     if (p->variant == 3)
         p->flags = FP8_COMM_NO_COPY_ENGINE;
+    if (p->variant >= 4)
+        fake_nccl()->version = 22809;
+    if (p->variant == 5)
+        setenv("NCCL_NVLS_ENABLE", "0", 1);
+    const bool asks = p->variant < 2 || p->variant == 5,
+               engine = p->variant == 0 || p->variant == 5;
+    const bool is_new = p->variant != 2 && p->variant < 4;
     CHECK(join(p) == FP8_OK);
-    CHECK((fake_nccl()->last_policy == FP8_NCCL_CTA_POLICY_ZERO) == (p->variant < 2));
-    CHECK(fake_nccl()->last_config_size == (p->variant == 2
-                                                ? offsetof(fp8_nccl_config, channels_per_net_peer)
-                                                : sizeof(fp8_nccl_config)));
-    CHECK(p->variant == 2 || fake_nccl()->last_nvls == FP8_NCCL_NVLS_DISABLE);
+    CHECK((fake_nccl()->last_policy == FP8_NCCL_CTA_POLICY_ZERO) == asks);
+    CHECK(fake_nccl()->last_config_size ==
+          (is_new ? sizeof(fp8_nccl_config) : offsetof(fp8_nccl_config, channels_per_net_peer)));
+    CHECK(!is_new || fake_nccl()->last_nvls == FP8_NCCL_NVLS_DISABLE);
     void *memory = NULL;
     CHECK(fp8_comm_alloc(p->comm, 10000, &memory) == FP8_OK);
     memset(memory, p->rank, 10000);
     fp8_comm_info info = { .size = sizeof info };
     CHECK(fp8_comm_describe(p->comm, &info) == FP8_OK);
-    CHECK(info.is_copy_engine == (p->variant == 0));
-    CHECK(fake_nccl()->windows == (p->variant == 0));
-    CHECK(fake_nccl()->allocations == (p->variant < 2));
+    CHECK(info.is_copy_engine == engine);
+    CHECK(fake_nccl()->windows == engine);
+    CHECK(fake_nccl()->allocations == asks);
     char *bytes = memory;
     const fp8_gather_part part = { bytes + p->rank * 100, bytes, 100 };
     CHECK(fp8_comm_all_gather(p->comm, &part, 1, "w", NULL) == FP8_OK);
@@ -222,7 +228,8 @@ static int window(struct process *p)
 static void test_windows(void **state)
 {
     (void)state;
-    for (int variant = 0; variant < 4; variant++)
+    unsetenv("NCCL_NVLS_ENABLE");
+    for (int variant = 0; variant < 6; variant++)
         run(2, (struct process){ .timeout = 10, .variant = variant }, window, 0, 0);
 }
 

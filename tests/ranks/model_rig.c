@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "runtime/fp8_format.h"
+#include "runtime/internal.h"
 
 enum { LAYERS = 12, BATCHES = 2 };
 
@@ -39,11 +40,31 @@ uint16_t model_value(uint64_t what, int64_t index)
     return fp8_float_to_bf16(value);
 }
 
+/* Memory of the device, poisoned. */
 static void *take(const struct side *side, size_t bytes)
 {
     void *memory = NULL;
-    if (fp8_memory_alloc(side->context, bytes, &memory) != FP8_OK)
+    if (fp8_memory_alloc(side->context, bytes, &memory) != FP8_OK ||
+        fp8_memory_fill(side->context, memory, 0xff, bytes, NULL) != FP8_OK)
         abort();
+    return memory;
+}
+
+/* Memory that the host reads and writes too: managed on a GPU. */
+static void *take_shared(const struct side *side, size_t bytes)
+{
+    int (*managed)(void **, size_t, unsigned);
+    void *memory = NULL, *address = NULL;
+    bool pushed;
+    if (side->context->is_host)
+        return take(side, bytes);
+    if (fp8_library_symbol(FP8_LIBRARY_CUDA, "cuMemAllocManaged", &address, NULL) != FP8_OK)
+        abort();
+    memcpy(&managed, &address, sizeof address);
+    if (fp8_context_enter(side->context, &pushed) != FP8_OK ||
+        managed(&memory, bytes ? bytes : 1, 1 /* attached to all streams */) != 0)
+        abort();
+    fp8_context_leave(side->context, pushed);
     memset(memory, 0xff, bytes ? bytes : 1);
     return memory;
 }
@@ -51,7 +72,7 @@ static void *take(const struct side *side, size_t bytes)
 static fp8_tensor tensor_of(const struct side *side, int64_t rows, int64_t cols, fp8_dtype dtype)
 {
     fp8_tensor t = { NULL, rows, cols, cols, dtype, 0 };
-    t.data = take(side, (size_t)(rows * cols) * fp8_dtype_bytes(dtype));
+    t.data = take_shared(side, (size_t)(rows * cols) * fp8_dtype_bytes(dtype));
     return t;
 }
 
@@ -160,7 +181,7 @@ static bool run_reference(const struct side *side, const struct model_case *c, i
     fill(&w, name_of(W, step, layer, 0, 0), 0);
     fp8_operand weight = FP8_OPERAND_INIT;
     (void)fp8_layer_bytes(own, 0, FP8_BYTES_WEIGHT, &weight.bytes);
-    weight.data = take(side, weight.bytes);
+    weight.data = take_shared(side, weight.bytes);
     fp8_weight_args update = FP8_WEIGHT_ARGS_INIT;
     update.w = &w;
     update.version = 1;
@@ -245,8 +266,9 @@ static fp8_status keep_grad(void *user, const fp8_hook_request *request, const f
     fp8_tensor *to = request->is_bias ? &h->dbias[request->layer] : &h->dw[request->layer];
     (void)done;
     h->grads++;
-    memcpy(to->data, grad->data, (size_t)(to->rows * to->cols) * fp8_dtype_bytes(to->dtype));
-    return FP8_OK;
+    return fp8_memory_copy(h->side->context, to->data, grad->data,
+                           (size_t)(to->rows * to->cols) * fp8_dtype_bytes(to->dtype),
+                           request->stream);
 }
 
 /* ---- a rank ---- */
@@ -395,7 +417,8 @@ static bool check_grads(struct run *run, int step, int layer)
     for (int batch = 0; batch < BATCHES && good; batch++) {
         for (int rank = 0; rank < ranks && good; rank++) {
             struct reference r;
-            good = run_reference(&run->side, c, step, layer, rank, ranks, batch, &r);
+            good = run_reference(&run->side, c, step, layer, rank, ranks, batch, &r) &&
+                   fp8_stream_synchronize(run->side.context, NULL) == FP8_OK;
             for (int64_t i = 0; i < rows * k; i++) {
                 float value = get(&r.dw, run->first[layer] * k + i);
                 sums[i] = rank == 0 ? value : sums[i] + value;
@@ -448,6 +471,7 @@ static void one_step(struct run *run, int step)
             struct reference r;
             rank_check(rank, run_reference(&run->side, run->c, step, i, rank->rank, rank->ranks,
                                            batch, &r));
+            rank_check(rank, fp8_comm_wait(rank->comm, NULL) == FP8_OK);
             rank_check(rank, same_bytes(&r.d.y, &d[batch][i].y));
             rank_check(rank, same_bytes(&r.d.dx, &d[batch][i].dx));
             if (is_hooked(run, i)) {
@@ -459,6 +483,7 @@ static void one_step(struct run *run, int step)
         }
     }
     rank_check(rank, fp8_model_join(run->model, NULL) == FP8_OK);
+    rank_check(rank, fp8_comm_wait(rank->comm, NULL) == FP8_OK);
     for (int i = 0; i < run->side.count; i++) {
         rank_check(rank, is_hooked(run, i) || check_grads(run, step, i));
         for (int batch = 0; batch < BATCHES; batch++)

@@ -5,6 +5,7 @@
 
 #include <ftw.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@ struct seat {
     struct rank rank;
     fp8_comm_group *group;
     rank_body body;
+    int32_t device;
     pthread_t thread;
 };
 
@@ -47,7 +49,7 @@ static void *run(void *user)
     struct seat *seat = user;
     struct rank *rank = &seat->rank;
     fp8_context_options options = FP8_CONTEXT_OPTIONS_INIT;
-    options.device = FP8_DEVICE_HOST;
+    options.device = seat->device;
     options.threads = 1;
     if (fp8_context_create(&options, &rank->context) != FP8_OK ||
         fp8_comm_join(seat->group, rank->context, rank->rank, "test", &rank->comm) != FP8_OK)
@@ -59,7 +61,7 @@ static void *run(void *user)
     return NULL;
 }
 
-void ranks_run(int32_t ranks, double timeout, rank_body body, void *user)
+static void run_all(int32_t ranks, double timeout, rank_body body, void *user, bool gpus)
 {
     fp8_comm_group *group = NULL;
     struct seat *seats = calloc((size_t)ranks, sizeof *seats);
@@ -68,7 +70,8 @@ void ranks_run(int32_t ranks, double timeout, rank_body body, void *user)
     for (int32_t i = 0; i < ranks; i++) {
         seats[i] = (struct seat){ .rank = { .rank = i, .ranks = ranks, .user = user },
                                   .group = group,
-                                  .body = body };
+                                  .body = body,
+                                  .device = gpus ? i : FP8_DEVICE_HOST };
         assert_int_equal(pthread_create(&seats[i].thread, NULL, run, &seats[i]), 0);
     }
     for (int32_t i = 0; i < ranks; i++)
@@ -83,9 +86,31 @@ void ranks_run(int32_t ranks, double timeout, rank_body body, void *user)
     assert_int_equal(faults, 0);
 }
 
+void ranks_run(int32_t ranks, double timeout, rank_body body, void *user)
+{
+    run_all(ranks, timeout, body, user, false);
+}
+
+void ranks_run_gpus(int32_t ranks, double timeout, rank_body body, void *user)
+{
+    run_all(ranks, timeout, body, user, true);
+}
+
+int ranks_gpus(void)
+{
+    for (int count = 0;; count++) {
+        fp8_context *context = NULL;
+        fp8_context_options options = FP8_CONTEXT_OPTIONS_INIT;
+        options.device = count;
+        if (fp8_context_create(&options, &context) != FP8_OK)
+            return count;
+        fp8_context_destroy(context);
+    }
+}
+
 /* ---- bundles ---- */
 
-void ranks_bundle(const char *spec, char path[256])
+void ranks_bundle(const char *spec, const char *arch, char path[256])
 {
     const char *temporary = getenv("TMPDIR");
     snprintf(path, 240, "%s/fp8gen-test-XXXXXX", temporary ? temporary : "/tmp");
@@ -93,7 +118,7 @@ void ranks_bundle(const char *spec, char path[256])
     strcat(path, "/bundle");
     fp8gen *gen = NULL;
     fp8gen_build_options options = FP8GEN_BUILD_OPTIONS_INIT;
-    options.archs = "none";
+    options.archs = arch;
     options.output_dir = path;
     assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
     fp8gen_status status = fp8gen_load_text(gen, "test.lua", spec, strlen(spec));

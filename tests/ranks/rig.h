@@ -26,6 +26,10 @@ typedef void (*rank_body)(struct rank *rank);
 
 /* Runs the body on `ranks` threads with host contexts of one thread each. */
 void ranks_run(int32_t ranks, double timeout, rank_body body, void *user);
+/* The same with rank r on GPU r. */
+void ranks_run_gpus(int32_t ranks, double timeout, rank_body body, void *user);
+/* GPUs that this process can use; the reason why not more is fp8_last_error(). */
+int ranks_gpus(void);
 
 #define rank_check(rank, condition)                                                                \
     do {                                                                                           \
@@ -36,8 +40,9 @@ void ranks_run(int32_t ranks, double timeout, rank_body body, void *user);
     } while (0)
 void rank_fault(struct rank *rank, const char *file, int line, const char *condition);
 
-/* Builds a bundle without kernels from the text of a spec; main thread. */
-void ranks_bundle(const char *spec, char path[256]);
+/* Builds a bundle from the text of a spec, for an arch ("sm_90a") or without kernels ("none"); main
+ * thread. */
+void ranks_bundle(const char *spec, const char *arch, char path[256]);
 void ranks_bundle_drop(const char *path);
 
 /* Text of this thread's last error contains all words (NULL ends the list). */

@@ -22,7 +22,7 @@ static int set_up(void **state)
 {
     (void)state;
     (void)mallopt(M_PERTURB, 0x81); /* fresh memory holds 0x7e */
-    ranks_bundle(spec, bundle);
+    ranks_bundle(spec, "none", bundle);
     return 0;
 }
 

@@ -13,12 +13,31 @@
 static void clear(void)
 {
     static const char *const names[] = {
-        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_PORT",
-        "TORCHELASTIC_RESTART_COUNT", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE",
-        "OMPI_MCA_ess_base_jobid", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
-        "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID",
-        "SLURM_NTASKS_PER_NODE", "FP8_COMM_FILE", "TMPDIR",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "TORCHELASTIC_RUN_ID",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "PMIX_NAMESPACE",
+        "OMPI_MCA_ess_base_jobid",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "SLURM_LOCALID",
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "SLURM_NTASKS_PER_NODE",
+        "FP8_COMM_FILE",
+        "TMPDIR",
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         unsetenv(names[i]);
@@ -93,7 +112,8 @@ static void test_contradictions(void **state)
     refuse("RANK=4 WORLD_SIZE=4", FP8_ERR_ARGUMENT, "RANK is 4");
     refuse("RANK=x WORLD_SIZE=4", FP8_ERR_ARGUMENT, "RANK is x");
     refuse("RANK=-1 WORLD_SIZE=4", FP8_ERR_ARGUMENT, "whole number");
-    refuse("RANK=0 WORLD_SIZE=4 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2", FP8_ERR_ARGUMENT, "LOCAL_RANK is 2");
+    refuse("RANK=0 WORLD_SIZE=4 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2", FP8_ERR_ARGUMENT,
+           "LOCAL_RANK is 2");
     fp8_comm_place place = { .size = 4 };
     assert_int_equal(fp8_comm_environment(&place), FP8_ERR_ARGUMENT);
 }
@@ -145,7 +165,8 @@ static void test_file(void **state)
     run(file, 8, 0);
     run(file, 3, 200000);
     /* left-overs: of another program, of a run that died at each stage */
-    static const char *const junk[] = { "", "fp8comm1", "something else that is much longer than a note" };
+    static const char *const junk[] = { "", "fp8comm1",
+                                        "something else that is much longer than a note" };
     for (size_t i = 0; i < 3; i++) {
         FILE *out = fopen(file, "w");
         assert_non_null(out);

@@ -35,7 +35,7 @@ static int set_up(void **state)
         sprintf(spec + strlen(spec), "linear \"%s\" { in_features = %d, out_features = %d },\n",
                 shapes[i].name, (int)shapes[i].k, (int)shapes[i].n);
     strcat(spec, "} }\n");
-    ranks_bundle(spec, bundle_path);
+    ranks_bundle(spec, "none", bundle_path);
     fp8_context_options options = FP8_CONTEXT_OPTIONS_INIT;
     options.device = FP8_DEVICE_HOST;
     assert_int_equal(fp8_context_create(&options, &context), FP8_OK);

@@ -1,0 +1,243 @@
+/*
+ * test_gpus.c - weight parallel over two GPUs of one process, through NCCL.
+ *
+ * The model's steps are compared bit by bit with unsharded layers on the same GPU; with two ranks every sum
+ * over the ranks has one value. Then what only real devices show: gathers by copy engines and by NCCL's
+ * kernels, contexts of two devices used in turn by one thread, and a rank that does not come.
+ * Without two GPUs, or without NCCL, all is skipped with the reason; FP8_TEST_REQUIRE=gpu makes that fail.
+ */
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <time.h>
+
+#include "tests/ranks/model_rig.h"
+
+static char bundle[256];
+
+static const char spec[] =
+    "return model \"gpus\" { tokens = 256, layers = {\n"
+    "linear \"a\" { in_features = 256, out_features = 384, bias = true },\n"
+    "linear \"b\" { in_features = 2556, out_features = 515 },\n"
+    "linear \"c\" { in_features = 128, out_features = 1, bias = true },\n"
+    "linear \"d\" { in_features = 1024, out_features = 4097 },\n"
+    "linear \"e\" { in_features = 640, out_features = 768, grad_weight = \"bf16\" },\n"
+    "} }\n";
+
+static void run(struct model_case c)
+{
+    c.bundle = bundle;
+    ranks_run_gpus(2, 60, model_body, &c);
+}
+
+static void test_model(void **state)
+{
+    (void)state;
+    run((struct model_case){ .tokens = 256, .steps = 2, .give_bias = 1 });
+    run((struct model_case){ .tokens = 77, .steps = 1, .keep = 1, .average = 1 });
+    run((struct model_case){ .tokens = 130, .steps = 1, .group = 1, .give_bias = 1 });
+    run((struct model_case){ .tokens = 130, .steps = 1, .with_hooks = 1 });
+    run((struct model_case){ .tokens = -1, .steps = 1, .give_bias = 1 });
+    run((struct model_case){ .tokens = 64, .steps = 1, .caller_dw = 1 });
+}
+
+/* ---- gathers: right, and by which way ---- */
+
+enum { MIB = 1 << 20 };
+
+static void gather_body(struct rank *rank)
+{
+    static const size_t sizes[] = { 256, 1000, 3 * MIB, 32 * MIB };
+    fp8_comm_info info = { .size = sizeof info };
+    const size_t largest = 32 * MIB;
+    void *memory = NULL, *image = malloc(largest * 2);
+    fp8_stream stream = NULL;
+    rank_check(rank, image && fp8_stream_create(rank->context, &stream) == FP8_OK);
+    rank_check(rank, fp8_comm_alloc(rank->comm, largest * 3, &memory) == FP8_OK);
+    rank_check(rank, fp8_comm_describe(rank->comm, &info) == FP8_OK);
+    if (rank->rank == 0)
+        printf("NCCL %d at %s, gathers by %s\n", info.version, info.path,
+               info.is_copy_engine ? "copy engines" : "kernels");
+    char *send = memory, *recv = send + largest;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        fp8_event *start = NULL, *finish = NULL;
+        double seconds = 0;
+        rank_check(rank, fp8_event_create(rank->context, &start) == FP8_OK &&
+                             fp8_event_create(rank->context, &finish) == FP8_OK);
+        memset(image, 0x7f + rank->rank, sizes[i]);
+        rank_check(rank, fp8_memory_copy(rank->context, send, image, sizes[i], stream) == FP8_OK);
+        const fp8_gather_part part = { send, recv, sizes[i] };
+        for (int round = 0; round < 12; round++) {
+            if (round == 2)
+                rank_check(rank, fp8_event_record(start, stream) == FP8_OK);
+            rank_check(rank, fp8_comm_all_gather(rank->comm, &part, 1, "w", stream) == FP8_OK);
+        }
+        rank_check(rank, fp8_event_record(finish, stream) == FP8_OK);
+        rank_check(rank, fp8_comm_wait(rank->comm, stream) == FP8_OK);
+        rank_check(rank, fp8_event_seconds(start, finish, &seconds) == FP8_OK);
+        memset(image, 0, sizes[i] * 2);
+        rank_check(rank,
+                   fp8_memory_copy(rank->context, image, recv, sizes[i] * 2, stream) == FP8_OK);
+        rank_check(rank, fp8_stream_synchronize(rank->context, stream) == FP8_OK);
+        for (size_t j = 0; j < sizes[i] * 2; j++)
+            rank_check(rank, ((unsigned char *)image)[j] == 0x7f + (j >= sizes[i]));
+        if (rank->rank == 0)
+            printf("all_gather of %zu bytes a rank: %.1f us, %.1f GB/s received\n", sizes[i],
+                   seconds / 10 * 1e6, (double)sizes[i] / (seconds / 10) * 1e-9);
+        fp8_event_destroy(start);
+        fp8_event_destroy(finish);
+    }
+    fp8_comm_free(rank->comm, memory);
+    fp8_stream_destroy(rank->context, stream);
+    free(image);
+}
+
+static void test_gathers(void **state)
+{
+    (void)state;
+    ranks_run_gpus(2, 30, gather_body, NULL);
+}
+
+/* ---- two devices in one thread, in turn ---- */
+
+static void test_two_contexts(void **state)
+{
+    (void)state;
+    fp8_context *contexts[2];
+    fp8_bundle *bundles[2];
+    fp8_layer *layers[2];
+    void *x[2], *y[2], *w[2], *workspace[2];
+    fp8_operand weight[2];
+    size_t bytes;
+    static uint16_t image[2][256 * 384];
+    for (int i = 0; i < 2; i++) {
+        fp8_context_options options = FP8_CONTEXT_OPTIONS_INIT;
+        options.device = i;
+        assert_int_equal(fp8_context_create(&options, &contexts[i]), FP8_OK);
+        assert_int_equal(fp8_bundle_open(contexts[i], bundle, &bundles[i]), FP8_OK);
+        assert_int_equal(fp8_layer_create(bundles[i], "a", &layers[i]), FP8_OK);
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(fp8_layer_bytes(layers[i], 256, FP8_BYTES_WORKSPACE, &bytes), FP8_OK);
+        assert_int_equal(fp8_memory_alloc(contexts[i], bytes, &workspace[i]), FP8_OK);
+        fp8_call call = FP8_CALL_INIT;
+        call.workspace = workspace[i];
+        call.workspace_bytes = bytes;
+        weight[i] = (fp8_operand)FP8_OPERAND_INIT;
+        assert_int_equal(fp8_layer_bytes(layers[i], 0, FP8_BYTES_WEIGHT, &weight[i].bytes), FP8_OK);
+        assert_int_equal(fp8_memory_alloc(contexts[i], weight[i].bytes, &weight[i].data), FP8_OK);
+        assert_int_equal(fp8_memory_alloc(contexts[i], sizeof image[0], &x[i]), FP8_OK);
+        assert_int_equal(fp8_memory_alloc(contexts[i], sizeof image[0], &y[i]), FP8_OK);
+        assert_int_equal(fp8_memory_alloc(contexts[i], sizeof image[0], &w[i]), FP8_OK);
+        for (int j = 0; j < 256 * 384; j++)
+            image[i][j] = model_value(5, j);
+        assert_int_equal(fp8_memory_copy(contexts[i], x[i], image[i], sizeof image[0], NULL),
+                         FP8_OK);
+        assert_int_equal(fp8_memory_copy(contexts[i], w[i], image[i], sizeof image[0], NULL),
+                         FP8_OK);
+        const fp8_tensor tw = { w[i], 384, 256, 256, FP8_DTYPE_BF16, 0 };
+        fp8_weight_args update = FP8_WEIGHT_ARGS_INIT;
+        update.w = &tw;
+        update.version = 1;
+        update.weight = &weight[i];
+        update.call = call;
+        assert_int_equal(fp8_weight_update(layers[i], &update), FP8_OK);
+    }
+    for (int round = 0; round < 6; round++) {
+        const int i = round % 2;
+        fp8_call call = FP8_CALL_INIT;
+        call.workspace = workspace[i];
+        call.workspace_bytes = bytes;
+        const fp8_tensor tx = { x[i], 256, 256, 256, FP8_DTYPE_BF16, 0 };
+        const fp8_tensor ty = { y[i], 256, 384, 384, FP8_DTYPE_BF16, 0 };
+        const fp8_tensor tb = { w[i], 1, 384, 384, FP8_DTYPE_BF16, 0 };
+        fp8_fprop_args fprop = FP8_FPROP_ARGS_INIT;
+        fprop.x = &tx;
+        fprop.weight = &weight[i];
+        fprop.bias = &tb;
+        fprop.y = &ty;
+        fprop.call = call;
+        assert_int_equal(fp8_layer_fprop(layers[i], &fprop), FP8_OK);
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(fp8_memory_copy(contexts[i], image[i], y[i], sizeof image[0], NULL),
+                         FP8_OK);
+        assert_int_equal(fp8_stream_synchronize(contexts[i], NULL), FP8_OK);
+    }
+    assert_memory_equal(image[0], image[1], sizeof image[0]);
+    assert_int_not_equal(image[0][0], 0);
+    for (int i = 0; i < 2; i++) {
+        void *all[] = { x[i], y[i], w[i], workspace[i], weight[i].data };
+        for (size_t j = 0; j < sizeof all / sizeof all[0]; j++)
+            fp8_memory_free(contexts[i], all[j]);
+        fp8_layer_destroy(layers[i]);
+        fp8_bundle_close(bundles[i]);
+        fp8_context_destroy(contexts[i]);
+    }
+}
+
+/* ---- a rank that does not come ---- */
+
+static void absent_body(struct rank *rank)
+{
+    fp8_stream stream = NULL;
+    void *memory = NULL;
+    rank_check(rank, fp8_stream_create(rank->context, &stream) == FP8_OK);
+    rank_check(rank, fp8_memory_alloc(rank->context, 4096, &memory) == FP8_OK);
+    rank_check(rank, fp8_comm_all_reduce_max(rank->comm, memory, 4, "amax", stream) == FP8_OK);
+    rank_check(rank, fp8_comm_wait(rank->comm, stream) == FP8_OK);
+    if (rank->rank == 0) {
+        fp8_status status =
+            fp8_comm_all_reduce_max(rank->comm, memory, 4, "amax of layer 'a'", stream);
+        if (status == FP8_OK)
+            status = fp8_comm_wait(rank->comm, stream);
+        rank_check(rank, status == FP8_ERR_TIMEOUT || status == FP8_ERR_COMM);
+        rank_check(rank, says("rank 0 of 2", "all_reduce_max of amax of layer 'a'", NULL));
+        rank_check(rank, fp8_stream_synchronize(rank->context, stream) == FP8_OK);
+    } else {
+        float pause;
+        for (int i = 0; i < 60; i++) {
+            (void)fp8_memory_copy(rank->context, &pause, memory, sizeof pause, stream);
+            (void)fp8_comm_wait(rank->comm, stream);
+            struct timespec time = { 0, 100000000 };
+            nanosleep(&time, NULL);
+        }
+    }
+    fp8_memory_free(rank->context, memory);
+    fp8_stream_destroy(rank->context, stream);
+}
+
+static void test_absent(void **state)
+{
+    (void)state;
+    ranks_run_gpus(2, 3, absent_body, NULL);
+}
+
+int main(void)
+{
+    const char *require = getenv("FP8_TEST_REQUIRE");
+    const int missing = require && strcmp(require, "gpu") == 0 ? 1 : 77;
+    int gpus = ranks_gpus();
+    if (gpus < 2) {
+        printf("skip: two GPUs are needed, this process sees %d (%s)\n", gpus, fp8_last_error());
+        return gpus == 1 ? 77 : missing;
+    }
+    const char *path = NULL;
+    if (fp8_library_symbol(FP8_LIBRARY_NCCL, NULL, NULL, &path) != FP8_OK) {
+        printf("skip: %s\n", fp8_last_error());
+        return missing;
+    }
+    ranks_bundle(spec, "sm_90a", bundle);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gathers),
+        cmocka_unit_test(test_model),
+        cmocka_unit_test(test_two_contexts),
+        cmocka_unit_test(test_absent),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    ranks_bundle_drop(bundle);
+    return failed;
+}
