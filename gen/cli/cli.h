@@ -105,8 +105,8 @@ int cli_read_seconds(const char *option, const char *text, double fallback, doub
 extern const struct cli_command cli_commands[];
 extern const struct cli_command cli_check_command, cli_plan_command, cli_expand_command,
     cli_build_command, cli_run_command, cli_tune_command, cli_bench_gemm_command,
-    cli_bench_layer_command, cli_bench_quantize_command, cli_bench_host_command, cli_doctor_command,
-    cli_help_command;
+    cli_bench_layer_command, cli_bench_quantize_command, cli_bench_host_command,
+    cli_bench_shard_command, cli_doctor_command, cli_help_command;
 extern const struct cli_command cli_cache_path_command, cli_cache_list_command,
     cli_cache_trim_command, cli_cache_verify_command;
 

@@ -26,10 +26,11 @@ static void log_line(void *user, fp8_log_level level, const char *message)
     fprintf(stderr, "libfp8: %s: %s\n", name, message);
 }
 
-static fp8_status create(struct cli_device *device, int ordinal)
+static fp8_status create(struct cli_device *device, int ordinal, int threads)
 {
     fp8_context_options options = FP8_CONTEXT_OPTIONS_INIT;
     options.device = ordinal;
+    options.threads = threads;
     options.log = log_line;
     if (cli_verbosity() > 0)
         options.log_levels = 1u << FP8_LOG_ERROR | 1u << FP8_LOG_WARNING | 1u << FP8_LOG_INFO |
@@ -63,12 +64,18 @@ static int choose_arch(struct cli_device *device)
 
 int cli_device_open(const char *choice, struct cli_device *device)
 {
+    return cli_device_open_at(choice, 0, 0, device);
+}
+
+int cli_device_open_at(const char *choice, int ordinal, int threads, struct cli_device *device)
+{
     bool automatic = strcmp(choice, "auto") == 0;
     memset(device, 0, sizeof *device);
-    fp8_status status = create(device, strcmp(choice, "host") == 0 ? FP8_DEVICE_HOST : 0);
+    fp8_status status =
+        create(device, strcmp(choice, "host") == 0 ? FP8_DEVICE_HOST : ordinal, threads);
     if (automatic && (status == FP8_ERR_LIBRARY || status == FP8_ERR_DEVICE)) {
         cli_note("running on the host: no usable GPU ('fp8gen doctor' says what is missing)");
-        status = create(device, FP8_DEVICE_HOST);
+        status = create(device, FP8_DEVICE_HOST, threads);
     }
     if (status) {
         int failed = cli_fp8_failed(status, "opening the device");
@@ -112,36 +119,53 @@ static void show_progress(void *user, const char *kernel, int32_t done, int32_t 
     cli_progress("compiling [%d/%d] %s", done, total, kernel ? kernel : "");
 }
 
-int cli_device_bundle(const struct cli_device *device, fp8gen *gen, fp8_bundle **bundle)
+int cli_device_build(const struct cli_device *device, fp8gen *gen, char **folder, char **path)
 {
-    char *folder = NULL, *path = NULL;
-    *bundle = NULL;
-    int code = cli_temp_create(NULL, "fp8gen", &folder);
+    *folder = *path = NULL;
+    int code = cli_temp_create(NULL, "fp8gen", folder);
     if (code)
         return code;
-    path = cli_path_join(folder, "bundle");
-    if (!path) {
+    *path = cli_path_join(*folder, "bundle");
+    if (!*path) {
         code = CLI_MACHINE;
         goto done;
     }
     fp8gen_build_options build = FP8GEN_BUILD_OPTIONS_INIT;
     build.archs = device->arch;
-    build.output_dir = path;
+    build.output_dir = *path;
     build.progress = show_progress;
     build.log = cli_gen_log;
     fp8gen_status built = fp8gen_build(gen, &build);
     cli_progress_end();
-    if (built) {
+    if (built)
         code = cli_gen_failed(gen, built, "building the bundle");
-        goto done;
-    }
-    cli_note_nvrtc(gen, device->arch);
+    else
+        cli_note_nvrtc(gen, device->arch);
+done:
+    if (code)
+        cli_device_built(folder, path);
+    return code;
+}
+
+void cli_device_built(char **folder, char **path)
+{
+    free(*path);
+    if (*folder)
+        cli_temp_remove(*folder);
+    *folder = *path = NULL;
+}
+
+int cli_device_bundle(const struct cli_device *device, fp8gen *gen, fp8_bundle **bundle)
+{
+    char *folder, *path;
+    *bundle = NULL;
+    int code = cli_device_build(device, gen, &folder, &path);
+    if (code)
+        return code;
     fp8_status status = fp8_bundle_open(device->context, path, bundle);
     if (status)
         code = cli_fp8_failed(status, "opening the bundle");
-done:
-    free(path);
-    cli_temp_remove(folder);
+    cli_device_built(&folder, &path);
     return code;
 }
 

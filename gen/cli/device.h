@@ -16,11 +16,16 @@ struct cli_device {
 
 /* choice is "host", "cuda" or "auto" (CUDA if there is one; says on stderr why not). */
 int cli_device_open(const char *choice, struct cli_device *device);
+/* The GPU of this ordinal; on the host so many threads for its work (0: all cores). */
+int cli_device_open_at(const char *choice, int ordinal, int threads, struct cli_device *device);
 void cli_device_close(struct cli_device *device);
 int cli_device_synchronize(const struct cli_device *device);
 
 /* Builds the spec's bundle for the device into a temporary folder, opens it and removes the folder. */
 int cli_device_bundle(const struct cli_device *device, fp8gen *gen, fp8_bundle **bundle);
+/* Builds it and leaves it in a temporary folder, which cli_device_built removes. */
+int cli_device_build(const struct cli_device *device, fp8gen *gen, char **folder, char **path);
+void cli_device_built(char **folder, char **path);
 
 /* Memory on the device and, if mirrored, its twin on the host. On the host context both are one. */
 struct cli_buffer {

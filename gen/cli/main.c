@@ -27,12 +27,12 @@ const struct cli_command cli_help_command = {
 };
 
 static const struct cli_command *const commands[] = {
-    &cli_check_command,      &cli_plan_command,         &cli_expand_command,
-    &cli_build_command,      &cli_run_command,          &cli_tune_command,
-    &cli_bench_gemm_command, &cli_bench_layer_command,  &cli_bench_quantize_command,
-    &cli_bench_host_command, &cli_cache_path_command,   &cli_cache_list_command,
-    &cli_cache_trim_command, &cli_cache_verify_command, &cli_doctor_command,
-    &cli_help_command,
+    &cli_check_command,      &cli_plan_command,        &cli_expand_command,
+    &cli_build_command,      &cli_run_command,         &cli_tune_command,
+    &cli_bench_gemm_command, &cli_bench_layer_command, &cli_bench_quantize_command,
+    &cli_bench_host_command, &cli_bench_shard_command, &cli_cache_path_command,
+    &cli_cache_list_command, &cli_cache_trim_command,  &cli_cache_verify_command,
+    &cli_doctor_command,     &cli_help_command,
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 

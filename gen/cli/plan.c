@@ -365,7 +365,8 @@ static void print_shards(const json_t *layer, int64_t ranks, int64_t rank)
         int64_t rows = rows_of_rank(layer, rank, &first);
         printf("  rank %" PRId64 " of %" PRId64 ": ", rank, ranks);
         if (rows)
-            printf("rows %" PRId64 " to %" PRId64 " of w, w and dw shards [%" PRId64 ",%" PRId64 "]\n",
+            printf("rows %" PRId64 " to %" PRId64 " of w, w and dw shards [%" PRId64 ",%" PRId64
+                   "]\n",
                    first, first + rows - 1, rows, k);
         else
             printf("no rows of w\n");
@@ -401,7 +402,7 @@ static void layers_cell(struct cli_table *table, const json_t *names)
 
 static void print_collectives(const json_t *plan)
 {
-    static const char *const columns[] = { "pass",  "collective",   "layers",
+    static const char *const columns[] = { "pass",  "collective",    "layers",
                                            "dtype", ">bytes a rank", ">predicted" };
     const json_t *list = json_object_get(plan, "collectives");
     struct cli_table *table = list ? cli_table_create(columns, 6) : NULL;

@@ -31,6 +31,9 @@ struct values {
     const char *tuning;
     const char *gemm;
     bool report;
+    int64_t fsdp; /* 0: as the spec says */
+    bool shrink;
+    const char *timeout;
 };
 
 static const char *const device_choices[] = { "auto", "host", "cuda", NULL };
@@ -85,6 +88,22 @@ static const struct cli_option options[] = {
       .offset = offsetof(struct values, template_dir) },
     CLI_OPTION_TUNING(struct values),
     CLI_OPTION_GEMM(struct values),
+    { .name = "fsdp",
+      .kind = CLI_NUMBER,
+      .metavar = "F",
+      .doc = "F ranks share the weights, whatever the spec's mesh says",
+      .offset = offsetof(struct values, fsdp),
+      .min = 1,
+      .max = 4096 },
+    { .name = "shrink",
+      .kind = CLI_FLAG,
+      .doc = "cut dims, keeping remainders mod 128 and uneven shards",
+      .offset = offsetof(struct values, shrink) },
+    { .name = "timeout",
+      .kind = CLI_TEXT,
+      .metavar = "S",
+      .doc = "with ranks: seconds that a collective may take (default 120)",
+      .offset = offsetof(struct values, timeout) },
     { .name = NULL },
 };
 
@@ -377,38 +396,88 @@ static const char *beside_report(const struct values *v, int count)
            : v->dump        ? "--dump"
            : v->tuning      ? "--tuning"
            : v->gemm        ? "--gemm"
+           : v->fsdp        ? "--fsdp"
+           : v->shrink      ? "--shrink"
                             : NULL;
+}
+
+/* Ranks that share the weights, of the plan. */
+static int ranks_of(fp8gen *gen, const char *path, int *ranks)
+{
+    const char *text;
+    fp8gen_status status = fp8gen_plan(gen, &text);
+    if (status)
+        return cli_gen_failed(gen, status, path);
+    json_t *plan = json_loads(text, 0, NULL);
+    *ranks = (int)json_integer_value(json_object_get(json_object_get(plan, "mesh"), "fsdp"));
+    json_decref(plan);
+    return CLI_DONE;
+}
+
+static int run_sharded(const struct values *v, fp8gen *gen, int ranks)
+{
+    struct run_sharded_options wanted = { .device = v->device ? v->device : "auto",
+                                          .ranks = ranks,
+                                          .layer = v->layer,
+                                          .tokens = v->tokens,
+                                          .seed = v->seed,
+                                          .json = v->json,
+                                          .shrunk = v->shrink };
+    if (v->dump) {
+        cli_error("--dump writes what one rank has; it does not go with %d ranks", ranks);
+        return CLI_USAGE;
+    }
+    int code = cli_read_seconds("--timeout", v->timeout, 120, &wanted.timeout);
+    return code ? code : run_ranks(&wanted, gen);
+}
+
+static int run_spec(const struct values *v, const char *path)
+{
+    struct session s = { .values = v };
+    char fsdp[24];
+    struct cli_spec spec = { .path = path,
+                             .template_dir = v->template_dir,
+                             .recipe = v->recipe,
+                             .tuning = v->tuning,
+                             .gemm = v->gemm,
+                             .fsdp = v->fsdp ? fsdp : NULL,
+                             .shrink = v->shrink ? "true" : NULL };
+    fp8gen *gen = NULL;
+    int ranks = 1;
+    snprintf(fsdp, sizeof fsdp, "%" PRId64, v->fsdp);
+    int code = cli_spec_open(&spec, NULL, &gen);
+    if (code)
+        return code;
+    code = ranks_of(gen, path, &ranks);
+    if (!code && (v->fsdp || ranks > 1)) {
+        code = run_sharded(v, gen, ranks);
+        fp8gen_close(gen);
+        return code;
+    }
+    if (!code)
+        code = open_session(&s, gen);
+    fp8gen_close(gen);
+    if (!code)
+        code = run_layers(&s);
+    return close_session(&s, code);
 }
 
 static int run(const void *v, int count, char **operands)
 {
-    struct session s = { .values = v };
-    const char *beside = s.values->report ? beside_report(v, count) : NULL;
+    const struct values *values = v;
+    const char *beside = values->report ? beside_report(v, count) : NULL;
     if (beside) {
         cli_error("run --report takes no %s: its layers and data are its own", beside);
         return CLI_USAGE;
     }
-    if (s.values->report)
+    if (values->report)
         return report(v);
     if (count == 0) {
         cli_error("run: a SPEC is missing");
         cli_hint("fp8gen run SPEC, or fp8gen run --report");
         return CLI_USAGE;
     }
-    struct cli_spec spec = { .path = operands[0],
-                             .template_dir = s.values->template_dir,
-                             .recipe = s.values->recipe,
-                             .tuning = s.values->tuning,
-                             .gemm = s.values->gemm };
-    fp8gen *gen = NULL;
-    int code = cli_spec_open(&spec, NULL, &gen);
-    if (code)
-        return code;
-    code = open_session(&s, gen);
-    fp8gen_close(gen);
-    if (!code)
-        code = run_layers(&s);
-    return close_session(&s, code);
+    return run_spec(values, operands[0]);
 }
 
 const struct cli_command cli_run_command = {
@@ -432,7 +501,18 @@ const struct cli_command cli_run_command = {
         "after an\n"
         "activation, and prints SQNR of y, dx, dw and the error of accumulation against K.\n"
         "On the host the spec's tokens are cut so that a large model takes seconds; --tokens "
-        "is not.",
+        "is not.\n\n"
+        "With --fsdp F, or a mesh in the spec, F ranks share the weights: threads of this process "
+        "on the\n"
+        "host, with a GPU each where there are as many; or, started by torchrun, mpirun or srun, "
+        "this\n"
+        "process is one of them. Two steps of two micro-batches run over all layers, with other "
+        "weights in\n"
+        "the second, and are compared with the unsharded layer: gathered bytes and scales, y and "
+        "dx bit\n"
+        "for bit, dw and dbias within the roundings of a sum over the ranks. With --shrink the "
+        "last rank's\n"
+        "second micro-batch is empty.",
     .min_operands = 0,
     .max_operands = 1,
     .options = options,

@@ -140,6 +140,21 @@ void run_report_row(struct run_report *report, const struct run_layer *run,
 /* Prints the table, returns the number of rows that failed and frees the report. */
 int run_report_finish(struct run_report *report);
 
+/* ---- run_ranks.c: ranks that share the weights ------------------------------------------------------- */
+
+struct run_sharded_options {
+    const char *device; /* "auto", "host", "cuda" */
+    int ranks;
+    const char *layer; /* only this one; NULL = all */
+    int64_t tokens;    /* -1: as the spec says */
+    int64_t seed;
+    bool json, shrunk;
+    double timeout; /* seconds of a collective */
+};
+
+/* Runs the loaded spec over ranks and reports; returns the exit code. */
+int run_ranks(const struct run_sharded_options *options, fp8gen *gen);
+
 /* ---- dump.c ----------------------------------------------------------------------------------------------- */
 
 struct run_dump;

@@ -1,0 +1,392 @@
+/*
+ * bench_shard.c - `fp8gen bench shard`: what sharing the weights costs, on several GPUs of one host.
+ *
+ * In: ranks as threads of this process, a GPU each (or the host, to try the flow). Out: rows of bandwidths
+ * by size, of weight gathers, of a training step against the same compute alone. Contenders run in turns
+ * between two events; the slowest rank counts, medians over rounds. Two communicators serve the
+ * comparison: one whose registered memory copy engines gather, one that is held to NCCL's kernels.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gen/cli/bench_shard.h"
+
+static const char *const device_choices[] = { "cuda", "host", NULL };
+static const char *const dtype_choices[] = { "bf16", "fp32", NULL };
+
+#define NUMBER(word, letter, text, low, high, value)                                               \
+    {                                                                                              \
+        .name = #word, .kind = CLI_NUMBER, .metavar = letter, .doc = text,                         \
+        .offset = offsetof(struct shard_bench_values, word), .min = low, .max = high,              \
+        .fallback = value                                                                          \
+    }
+
+static const struct cli_option options[] = {
+    { .name = "shape",
+      .kind = CLI_LIST,
+      .metavar = "N,K",
+      .doc = "out_features, in_features of a layer of the block; again for more",
+      .offset = offsetof(struct shard_bench_values, shapes) },
+    { .name = "case",
+      .kind = CLI_LIST,
+      .metavar = "NAME",
+      .doc = "collectives, weights or step; again for more (default all)",
+      .offset = offsetof(struct shard_bench_values, cases) },
+    NUMBER(ranks, "F", "ranks, a GPU each (default 2)", 2, 64, 2),
+    NUMBER(tokens, "M", "tokens a rank (default 8192)", 1, 1 << 20, 8192),
+    NUMBER(blocks, "B", "blocks of these layers in a step (default 6)", 1, 64, 6),
+    NUMBER(mib, "N", "collectives of up to N MiB a rank (default 128)", 1, 1 << 12, 128),
+    NUMBER(rounds, "N", "medians of N rounds (default 15)", 1, 10000, 15),
+    { .name = "device",
+      .kind = CLI_CHOICE,
+      .metavar = "WHERE",
+      .doc = "cuda or host (default cuda; the host shows the flow, not speeds)",
+      .offset = offsetof(struct shard_bench_values, device),
+      .choices = device_choices },
+    { .name = "grad-weight",
+      .kind = CLI_CHOICE,
+      .metavar = "DTYPE",
+      .doc = "dtype of dw and of its sum over ranks: bf16 or fp32 (default bf16)",
+      .offset = offsetof(struct shard_bench_values, grad_weight),
+      .choices = dtype_choices },
+    { .name = "trace",
+      .kind = CLI_TEXT,
+      .metavar = "FILE",
+      .doc = "the timeline of one step as Chrome trace JSON",
+      .offset = offsetof(struct shard_bench_values, trace) },
+    { .name = "json",
+      .kind = CLI_FLAG,
+      .doc = "a header object, then one JSON object per row",
+      .offset = offsetof(struct shard_bench_values, json) },
+    { .name = "source-hash",
+      .kind = CLI_TEXT,
+      .metavar = "HASH",
+      .doc = "hash of the measured sources, kept in the header object",
+      .offset = offsetof(struct shard_bench_values, source_hash) },
+    { .name = "template-dir",
+      .kind = CLI_TEXT,
+      .metavar = "DIR",
+      .doc = "templates from DIR instead of the built-in ones",
+      .offset = offsetof(struct shard_bench_values, template_dir) },
+    CLI_OPTION_TUNING(struct shard_bench_values),
+    CLI_OPTION_GEMM(struct shard_bench_values),
+    { .name = NULL },
+};
+
+static const struct {
+    const char *name;
+    int (*run)(struct shard_bench_rank *r);
+} cases[] = { { "collectives", shard_bench_gathers },
+              { "weights", shard_bench_weights },
+              { "step", shard_bench_step } };
+enum { CASES = sizeof cases / sizeof cases[0] };
+
+/* ---- measuring ------------------------------------------------------------------------------------------ */
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* All ranks begin together; the slowest counts. */
+static int take_turn(struct shard_bench_rank *r, struct shard_bench_item *item, int repeats,
+                     fp8_event *events[2], double *seconds)
+{
+    const struct cli_device *device = &r->rank->device;
+    float slowest = 0;
+    int code = cli_rank_max(r->rank, &slowest, 1);
+    fp8_status status = code ? FP8_OK : fp8_event_record(events[0], device->stream);
+    for (int i = 0; !code && !status && i < repeats; i++)
+        code = item->run(item->user);
+    if (!code && !status)
+        status = fp8_event_record(events[1], device->stream);
+    if (!code && !status)
+        status = fp8_comm_wait(r->comm, device->stream);
+    if (!code && !status)
+        status = fp8_event_seconds(events[0], events[1], seconds);
+    if (status)
+        code = cli_fp8_failed(status, "rank %d: measuring", r->rank->rank);
+    slowest = (float)*seconds;
+    if (!code)
+        code = cli_rank_max(r->rank, &slowest, 1);
+    *seconds = (double)slowest / repeats;
+    return code;
+}
+
+int shard_bench_measure(struct shard_bench_rank *r, struct shard_bench_item *items, int count,
+                        int repeats)
+{
+    enum { WARM_UPS = 3 };
+    int rounds = (int)r->bench->values->rounds, code = CLI_DONE;
+    double *samples = calloc((size_t)(count * rounds), sizeof *samples), ignored = 0;
+    fp8_event *events[2] = { NULL, NULL };
+    fp8_status status = fp8_event_create(r->rank->device.context, &events[0]);
+    if (!status)
+        status = fp8_event_create(r->rank->device.context, &events[1]);
+    if (status)
+        code = cli_fp8_failed(status, "creating an event");
+    else if (!samples) {
+        cli_error("out of memory");
+        code = CLI_MACHINE;
+    }
+    for (int round = -WARM_UPS; !code && round < rounds; round++)
+        for (int i = 0; !code && i < count; i++)
+            code = take_turn(r, &items[i], repeats, events,
+                             round < 0 ? &ignored : &samples[i * rounds + round]);
+    for (int i = 0; !code && i < count; i++) {
+        qsort(samples + i * rounds, (size_t)rounds, sizeof *samples, compare);
+        items[i].seconds = samples[i * rounds + rounds / 2];
+    }
+    fp8_event_destroy(events[0]);
+    fp8_event_destroy(events[1]);
+    free(samples);
+    return code;
+}
+
+void shard_bench_row(struct shard_bench_rank *r, const struct bench_result *result, json_t *more)
+{
+    struct bench *rows = &r->bench->rows;
+    if (r->rank->rank == 0 && r->bench->values->json) {
+        json_t *row = bench_result_json(result);
+        if (row)
+            json_object_update(row, more);
+        bench_print_json(row);
+    } else if (r->rank->rank == 0) {
+        bench_result_print(rows, result);
+    }
+    json_decref(more);
+}
+
+/* ---- the ranks ------------------------------------------------------------------------------------------ */
+
+static int open_comms(struct shard_bench_rank *r)
+{
+    fp8_comm_options wanted = FP8_COMM_OPTIONS_INIT;
+    r->comm = r->kernels = r->rank->comm;
+    if (r->rank->device.is_host)
+        return CLI_DONE;
+    r->own_comms = true;
+    r->comm = r->kernels = NULL;
+    wanted.rank = r->rank->rank;
+    wanted.ranks = r->rank->ranks;
+    wanted.id = &r->bench->ids[0];
+    fp8_status status = fp8_comm_create(r->rank->device.context, &wanted, &r->comm);
+    wanted.id = &r->bench->ids[1];
+    wanted.flags = FP8_COMM_NO_COPY_ENGINE;
+    wanted.name = "kernels";
+    if (!status)
+        status = fp8_comm_create(r->rank->device.context, &wanted, &r->kernels);
+    return status ? cli_fp8_failed(status, "rank %d: joining the others", r->rank->rank) : CLI_DONE;
+}
+
+static void close_comms(struct shard_bench_rank *r, int code)
+{
+    fp8_comm *comms[] = { r->comm, r->kernels };
+    for (int i = 0; r->own_comms && i < 2; i++) {
+        if (code && comms[i])
+            fp8_comm_abort(comms[i], "the rank ended with an error");
+        fp8_comm_destroy(comms[i]);
+    }
+}
+
+static bool wanted_case(const struct shard_bench_values *values, const char *name)
+{
+    for (int i = 0; i < values->cases.count; i++) {
+        if (strcmp(values->cases.items[i], name) == 0)
+            return true;
+    }
+    return values->cases.count == 0;
+}
+
+static int work(struct cli_rank *rank, void *user)
+{
+    struct shard_bench_rank r = { .bench = user, .rank = rank };
+    int code = open_comms(&r);
+    for (int i = 0; !code && i < CASES; i++) {
+        if (wanted_case(r.bench->values, cases[i].name))
+            code = cases[i].run(&r);
+    }
+    close_comms(&r, code);
+    return code;
+}
+
+/* ---- the command ---------------------------------------------------------------------------------------- */
+
+static const struct bench_shape standard[] = { { 6144, 4096, 4096, "" },
+                                               { 4096, 4096, 4096, "" },
+                                               { 28672, 4096, 4096, "" },
+                                               { 4096, 14336, 14336, "" } };
+
+static int check_cases(const struct shard_bench_values *values)
+{
+    const char *names[CASES];
+    for (int i = 0; i < CASES; i++)
+        names[i] = cases[i].name;
+    for (int i = 0; i < values->cases.count; i++) {
+        bool known = false;
+        for (int c = 0; c < CASES; c++)
+            known = known || strcmp(values->cases.items[i], names[c]) == 0;
+        if (known)
+            continue;
+        cli_error("there is no case '%s'", values->cases.items[i]);
+        cli_hint("the cases are collectives, weights and step");
+        return CLI_USAGE;
+    }
+    return CLI_DONE;
+}
+
+static char *write_spec(const struct shard_bench *b)
+{
+    const struct shard_bench_values *v = b->values;
+    char *text = NULL;
+    size_t size;
+    FILE *file = open_memstream(&text, &size);
+    if (!file)
+        return NULL;
+    fprintf(file,
+            "return model \"bench\" { mesh = { fsdp = %d }, tokens = %d, grad_weight = \"%s\", "
+            "layers = {\n",
+            (int)v->ranks, (int)v->tokens, v->grad_weight ? v->grad_weight : "bf16");
+    for (int i = 0; i < b->shape_count; i++)
+        fprintf(file, "  linear \"%s\" { out_features = %lld, in_features = %lld },\n",
+                b->rows.shapes[i].name, (long long)b->rows.shapes[i].m,
+                (long long)b->rows.shapes[i].n);
+    fprintf(file, "} }\n");
+    if (fclose(file) == 0)
+        return text;
+    free(text);
+    return NULL;
+}
+
+static int build(struct shard_bench *b, const struct cli_ranks *all, char **folder, char **path)
+{
+    const struct shard_bench_values *v = b->values;
+    struct cli_spec spec = {
+        .path = "bench", .template_dir = v->template_dir, .tuning = v->tuning, .gemm = v->gemm
+    };
+    fp8gen *gen = NULL;
+    char *text = write_spec(b);
+    if (!text) {
+        cli_error("out of memory");
+        return CLI_MACHINE;
+    }
+    int code = cli_spec_open(&spec, text, &gen);
+    if (!code)
+        code = cli_device_build(&all->lead, gen, folder, path);
+    fp8gen_close(gen);
+    free(text);
+    return code;
+}
+
+/* Chrome's trace format: a complete event a span, a process a rank, a thread a stream. */
+static int write_trace(const struct shard_bench *b)
+{
+    const char *path = b->values->trace;
+    char *text = NULL;
+    size_t size = 0, places = (size_t)b->values->ranks * SHARD_BENCH_SPANS;
+    FILE *file = open_memstream(&text, &size);
+    const char *before = "";
+    if (!file) {
+        cli_error("out of memory");
+        return CLI_MACHINE;
+    }
+    fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
+    for (size_t i = 0; i < places; i++) {
+        const fp8_model_span *s = &b->spans[i].span;
+        if (!s->what)
+            continue;
+        fprintf(file,
+                "%s\n{\"name\":\"%s %d\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":\"%s\","
+                "\"ts\":%.3f,\"dur\":%.3f}",
+                before, s->what, (int)s->layer, s->is_comm ? "communication" : "compute",
+                b->spans[i].rank, s->is_comm ? "communication" : "compute", 1e6 * s->start,
+                1e6 * (s->finish - s->start));
+        before = ",";
+    }
+    fprintf(file, "\n]}\n");
+    int code = CLI_MACHINE;
+    if (fclose(file) == 0)
+        code = cli_write_file(path, text, size);
+    free(text);
+    return code;
+}
+
+static int open_rows(struct shard_bench *b, struct bench_values *shown, const struct cli_ranks *all)
+{
+    static const char *const columns[] = { "case",   "pass", ">M",        ">N",     ">K",
+                                           ">value", "unit", ">baseline", ">ratio", "baseline is" };
+    *shown = (struct bench_values){ .rounds = b->values->rounds,
+                                    .json = b->values->json,
+                                    .source_hash = b->values->source_hash };
+    b->rows.values = shown;
+    b->rows.device = all->lead;
+    if (!shown->json && !(b->rows.table = cli_table_create(columns, 10))) {
+        cli_error("out of memory");
+        return CLI_MACHINE;
+    }
+    bench_print_header(&b->rows, "shard");
+    fp8_status status = FP8_OK;
+    for (int i = 0; !all->lead.is_host && !status && i < 2; i++)
+        status = fp8_comm_id_create(&b->ids[i]);
+    return status ? cli_fp8_failed(status, "opening NCCL") : CLI_DONE;
+}
+
+static int run(const void *v, int count, char **operands)
+{
+    struct shard_bench b = { .values = v };
+    struct bench_values shapes = { .shapes = b.values->shapes }, shown;
+    struct cli_ranks all = { 0 };
+    char *folder = NULL, *path = NULL;
+    (void)count;
+    (void)operands;
+    b.rows.values = &shapes;
+    int code = check_cases(b.values);
+    if (!code)
+        code = bench_read_shapes(&b.rows, 2, standard, sizeof standard / sizeof standard[0]);
+    b.shape_count = b.rows.shape_count;
+    if (!code)
+        code = cli_ranks_open(b.values->device ? b.values->device : "cuda", (int)b.values->ranks,
+                              60, &all);
+    if (!code)
+        code = build(&b, &all, &folder, &path);
+    if (!code)
+        code = open_rows(&b, &shown, &all);
+    if (!code && b.values->trace &&
+        !(b.spans = calloc((size_t)b.values->ranks * SHARD_BENCH_SPANS, sizeof *b.spans))) {
+        cli_error("out of memory");
+        code = CLI_MACHINE;
+    }
+    if (!code)
+        code = cli_ranks_run(&all, path, work, &b);
+    cli_progress_end();
+    if (b.rows.rows && b.rows.table)
+        cli_table_print(b.rows.table, 0);
+    if (!code && b.values->trace)
+        code = write_trace(&b);
+    cli_table_destroy(b.rows.table);
+    free(b.spans);
+    cli_device_built(&folder, &path);
+    cli_ranks_close(&all);
+    return code;
+}
+
+const struct cli_command cli_bench_shard_command = {
+    .name = "bench shard",
+    .operands = "",
+    .summary = "gathers, reductions and a training step over ranks that share weights",
+    .details =
+        "Needs a GPU for each rank. collectives: bandwidths over a rank's links (bus) by size, of "
+        "gathers by\n"
+        "copy engines against NCCL's kernels, and of reduce-scatters. weights: the gather of a "
+        "layer's FP8\n"
+        "bytes against bf16's by NCCL's kernels. step: forward and backward over all blocks with "
+        "gathers\n"
+        "ahead and reduce-scatters behind, against the same compute with no communication. The "
+        "slowest\n"
+        "rank counts. A ratio above 1 is better than the baseline.",
+    .options = options,
+    .values_size = sizeof(struct shard_bench_values),
+    .run = run,
+};

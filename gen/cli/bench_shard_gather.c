@@ -1,0 +1,270 @@
+/*
+ * bench_shard_gather.c - the cases "collectives" and "weights" of `fp8gen bench shard`.
+ *
+ * Bandwidths are those over one rank's links (bus): bytes a rank * (ranks - 1) / seconds for a gather; for
+ * a reduce-scatter the same of what a rank receives. The bandwidth of the result (algorithm) is beside it.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "gen/cli/bench_shard.h"
+
+/* A gather through one communicator, from and into memory of its own. */
+struct gather {
+    struct shard_bench_rank *r;
+    fp8_comm *comm;
+    void *memory; /* ranks * bytes; this rank's piece in its place */
+    size_t bytes;
+    /* of a weight: what makes it usable */
+    const fp8_layer *layer;
+    fp8_operand weight;
+    struct cli_buffer weight_memory, workspace;
+    uint64_t version;
+};
+
+static int failed(const struct gather *g, fp8_status status, const char *what)
+{
+    return cli_fp8_failed(status, "rank %d, %s", g->r->rank->rank, what);
+}
+
+static int open_gather(struct gather *g, struct shard_bench_rank *r, fp8_comm *comm, size_t bytes)
+{
+    *g = (struct gather){ .r = r, .comm = comm, .bytes = bytes };
+    fp8_status status = fp8_comm_alloc(comm, bytes * (size_t)r->rank->ranks, &g->memory);
+    if (!status) /* zeros are a valid shard */
+        status = fp8_memory_fill(r->rank->device.context, g->memory, 0,
+                                 bytes * (size_t)r->rank->ranks, r->rank->device.stream);
+    return status ? failed(g, status, "memory of a gather") : CLI_DONE;
+}
+
+static void close_gather(struct gather *g)
+{
+    if (!g->r)
+        return;
+    fp8_comm_free(g->comm, g->memory);
+    cli_buffer_destroy(&g->r->rank->device, &g->weight_memory);
+    cli_buffer_destroy(&g->r->rank->device, &g->workspace);
+}
+
+static int run_gather(void *user)
+{
+    struct gather *g = user;
+    fp8_gather_part part = { (char *)g->memory + (size_t)g->r->rank->rank * g->bytes, g->memory,
+                             g->bytes };
+    fp8_status status =
+        fp8_comm_all_gather(g->comm, &part, 1, "a benchmark's bytes", g->r->rank->device.stream);
+    return status ? failed(g, status, "gathering") : CLI_DONE;
+}
+
+static double bus(const struct shard_bench_rank *r, double bytes, double seconds)
+{
+    return seconds > 0 ? bytes * (r->rank->ranks - 1) / seconds * 1e-9 : 0;
+}
+
+static json_t *sizes(const struct shard_bench_rank *r, double bytes, double seconds)
+{
+    fp8_comm_info info = { .size = sizeof info };
+    fp8_comm_describe(r->comm, &info);
+    return json_pack("{s:I, s:f, s:f, s:i, s:i, s:b}", "bytes_a_rank", (json_int_t)bytes, "seconds",
+                     seconds, "algorithm_gbytes_per_s",
+                     seconds > 0 ? bytes * r->rank->ranks / seconds * 1e-9 : 0.0, "ranks",
+                     r->rank->ranks, "nccl_version", (int)info.version, "copy_engine",
+                     (int)info.is_copy_engine);
+}
+
+static int measure_gather(struct shard_bench_rank *r, size_t bytes)
+{
+    struct gather engine = { 0 }, kernels = { 0 };
+    struct bench_shape shape = { (int64_t)bytes, 0, 0, "" };
+    int code = open_gather(&engine, r, r->comm, bytes);
+    if (!code)
+        code = open_gather(&kernels, r, r->kernels, bytes);
+    struct shard_bench_item items[] = { { run_gather, &engine, 0 }, { run_gather, &kernels, 0 } };
+    if (!code)
+        code = shard_bench_measure(r, items, 2, bytes < (8u << 20) ? 40 : 10);
+    if (!code) {
+        struct bench_result result = {
+            .bench = "shard",
+            .name = "gather_copy_engine",
+            .pass = "all_gather",
+            .shape = &shape,
+            .unit = "GB/s",
+            .value = bus(r, (double)bytes, items[0].seconds),
+            .baseline = bus(r, (double)bytes, items[1].seconds),
+            .baseline_name = "NCCL's default kernels, bus bandwidth",
+            .launches = -1,
+        };
+        shard_bench_row(r, &result, sizes(r, (double)bytes, items[0].seconds));
+    }
+    close_gather(&kernels);
+    close_gather(&engine);
+    return code;
+}
+
+/* ---- sums ----------------------------------------------------------------------------------------------- */
+
+struct sum {
+    struct gather memory;
+    fp8_dtype dtype;
+};
+
+static int run_sum(void *user)
+{
+    struct sum *s = user;
+    struct gather *g = &s->memory;
+    fp8_reduce_part part = { g->memory, (char *)g->memory + (size_t)g->r->rank->rank * g->bytes,
+                             g->bytes / fp8_dtype_bytes(s->dtype), s->dtype, 0 };
+    fp8_status status =
+        fp8_comm_reduce_scatter(g->comm, &part, 1, "a benchmark's sums", g->r->rank->device.stream);
+    return status ? failed(g, status, "reducing") : CLI_DONE;
+}
+
+static int measure_sum(struct shard_bench_rank *r, size_t bytes, fp8_dtype dtype)
+{
+    struct sum sum = { .dtype = dtype };
+    struct bench_shape shape = { (int64_t)bytes, 0, 0, "" };
+    char name[32];
+    int code = open_gather(&sum.memory, r, r->comm, bytes);
+    struct shard_bench_item item = { run_sum, &sum, 0 };
+    if (!code)
+        code = shard_bench_measure(r, &item, 1, bytes < (8u << 20) ? 40 : 10);
+    snprintf(name, sizeof name, "reduce_scatter_%s", fp8_dtype_name(dtype));
+    if (!code) {
+        struct bench_result result = {
+            .bench = "shard",
+            .name = name,
+            .pass = "reduce_scatter",
+            .shape = &shape,
+            .unit = "GB/s",
+            .value = bus(r, (double)bytes, item.seconds),
+            .baseline = -1,
+            .launches = -1,
+        };
+        shard_bench_row(r, &result, sizes(r, (double)bytes, item.seconds));
+    }
+    close_gather(&sum.memory);
+    return code;
+}
+
+int shard_bench_gathers(struct shard_bench_rank *r)
+{
+    size_t most = (size_t)r->bench->values->mib << 20;
+    int code = CLI_DONE;
+    for (size_t bytes = 1 << 20; !code && bytes <= most; bytes *= 2)
+        code = measure_gather(r, bytes);
+    for (size_t bytes = 8 << 20; !code && bytes <= most; bytes *= 4) {
+        code = measure_sum(r, bytes, FP8_DTYPE_BF16);
+        if (!code)
+            code = measure_sum(r, bytes, FP8_DTYPE_FP32);
+    }
+    return code;
+}
+
+/* ---- weights -------------------------------------------------------------------------------------------- */
+
+static fp8_sharding sharding_of(const struct shard_bench_rank *r)
+{
+    fp8_sharding sharding = FP8_SHARDING_INIT;
+    sharding.rank = r->rank->rank;
+    sharding.ranks = r->rank->ranks;
+    return sharding;
+}
+
+/* Also makes the row and the transposed copy that the passes read. */
+static int run_usable(void *user)
+{
+    struct gather *g = user;
+    fp8_sharding sharding = sharding_of(g->r);
+    fp8_shard_piece pieces[64] = { { 0 } };
+    fp8_unpack_args args = FP8_UNPACK_ARGS_INIT;
+    int code = run_gather(g);
+    for (int i = 0; i < g->r->rank->ranks; i++) {
+        sharding.rank = i;
+        pieces[i].shard = (char *)g->memory + (size_t)i * g->bytes;
+        fp8_status status =
+            fp8_shard_range(g->layer, &sharding, &pieces[i].first, &pieces[i].count, NULL);
+        if (!code && status)
+            code = failed(g, status, "shards");
+    }
+    if (code)
+        return code;
+    args.sharding = &sharding;
+    args.pieces = pieces;
+    args.piece_count = (size_t)g->r->rank->ranks;
+    args.version = ++g->version;
+    args.weight = &g->weight;
+    args.call.workspace = g->workspace.device;
+    args.call.workspace_bytes = g->workspace.bytes;
+    args.call.stream = g->r->rank->device.stream;
+    fp8_status status = fp8_shard_unpack(g->layer, &args);
+    return status ? failed(g, status, "unpacking the weight") : CLI_DONE;
+}
+
+static int open_weight(struct gather *g, struct shard_bench_rank *r, const fp8_layer *layer)
+{
+    fp8_sharding sharding = sharding_of(r);
+    size_t bytes = 0, weight = 0, workspace = 0;
+    fp8_status status = fp8_shard_bytes(layer, &sharding, &bytes);
+    if (!status)
+        status = fp8_layer_bytes(layer, 0, FP8_BYTES_WEIGHT, &weight);
+    if (!status)
+        status = fp8_layer_bytes(layer, 0, FP8_BYTES_WORKSPACE, &workspace);
+    if (status)
+        return cli_fp8_failed(status, "rank %d, sizes of a weight", r->rank->rank);
+    int code = open_gather(g, r, r->comm, bytes);
+    if (!code)
+        code = cli_buffer_create(&r->rank->device, weight, false, &g->weight_memory);
+    if (!code)
+        code = cli_buffer_create(&r->rank->device, workspace, false, &g->workspace);
+    g->layer = layer;
+    g->weight = (fp8_operand)FP8_OPERAND_INIT;
+    g->weight.data = g->weight_memory.device;
+    g->weight.bytes = weight;
+    return code;
+}
+
+static int measure_weight(struct shard_bench_rank *r, const struct bench_shape *layer_shape)
+{
+    static const char *const names[] = { "gather_fp8_vs_bf16", "gather_fp8_usable_vs_bf16" };
+    struct gather fp8 = { 0 }, bf16 = { 0 };
+    struct bench_shape shape = { 0, layer_shape->m, layer_shape->n, "" };
+    int64_t chunk = (shape.n + r->rank->ranks - 1) / r->rank->ranks;
+    fp8_layer *layer = NULL;
+    fp8_status status = fp8_layer_create(r->rank->bundle, layer_shape->name, &layer);
+    int code = status ? cli_fp8_failed(status, "layer '%s'", layer_shape->name)
+                      : open_weight(&fp8, r, layer);
+    if (!code)
+        code = open_gather(&bf16, r, r->kernels, (size_t)(chunk * shape.k * 2));
+    struct shard_bench_item items[] = { { run_gather, &fp8, 0 },
+                                        { run_usable, &fp8, 0 },
+                                        { run_gather, &bf16, 0 } };
+    if (!code)
+        code = shard_bench_measure(r, items, 3, 10);
+    for (int i = 0; !code && i < 2; i++) {
+        struct bench_result result = {
+            .bench = "shard",
+            .name = names[i],
+            .pass = i == 0 ? "all_gather" : "all_gather + unpack",
+            .shape = &shape,
+            .unit = "us",
+            .value = 1e6 * items[i].seconds,
+            .baseline = 1e6 * items[2].seconds,
+            .baseline_name = "bf16 weight by NCCL's default kernels",
+            .lower_is_better = true,
+            .launches = -1,
+        };
+        shard_bench_row(r, &result, sizes(r, (double)fp8.bytes, items[i].seconds));
+    }
+    close_gather(&bf16);
+    close_gather(&fp8);
+    fp8_layer_destroy(layer);
+    return code;
+}
+
+int shard_bench_weights(struct shard_bench_rank *r)
+{
+    int code = CLI_DONE;
+    for (int i = 0; !code && i < r->bench->shape_count; i++)
+        code = measure_weight(r, &r->bench->rows.shapes[i]);
+    return code;
+}

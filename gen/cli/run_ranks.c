@@ -1,0 +1,95 @@
+/*
+ * run_ranks.c - `fp8gen run --fsdp`: opens the ranks, gives them the bundle, prints the report.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "gen/cli/run.h"
+#include "gen/cli/run_shard.h"
+
+static json_t *read_plan(fp8gen *gen, int *code)
+{
+    const char *text;
+    fp8gen_status status = fp8gen_plan(gen, &text);
+    json_t *plan = status ? NULL : json_loads(text, 0, NULL);
+    *code = status ? cli_gen_failed(gen, status, "the plan") : plan ? CLI_DONE : CLI_BUG;
+    return plan;
+}
+
+static int check_layer(const json_t *plan, const char *wanted)
+{
+    const char *names[256];
+    int count = 0;
+    const json_t *layers = json_object_get(plan, "layers");
+    for (size_t i = 0; i < json_array_size(layers); i++) {
+        const char *name = json_string_value(json_object_get(json_array_get(layers, i), "name"));
+        if (!wanted || strcmp(name, wanted) == 0)
+            return CLI_DONE;
+        if (count < 256)
+            names[count++] = name;
+    }
+    const char *nearest = cli_nearest(wanted, names, count);
+    cli_error("the spec has no layer '%s'", wanted);
+    if (nearest)
+        cli_hint("did you mean '%s'?", nearest);
+    return CLI_USAGE;
+}
+
+/* "threads", "torchrun" */
+static const char *how_of(const struct cli_ranks *all)
+{
+    return all->launcher ? all->launcher : "threads";
+}
+
+static int finish(struct shard_report *report, int code)
+{
+    cli_progress_end();
+    int failures = report ? shard_report_finish(report) : 0;
+    if (!code && failures) {
+        cli_error(
+            "%d layer%s not as unsharded: a bug of fp8gen, please report the spec and the seed",
+            failures, failures == 1 ? " is" : "s are");
+        code = CLI_BUG;
+    }
+    return code;
+}
+
+int run_ranks(const struct run_sharded_options *options, fp8gen *gen)
+{
+    struct cli_ranks all = { 0 };
+    struct shard_run run = { .only = options->layer,
+                             .tokens = options->tokens,
+                             .seed = (uint64_t)options->seed,
+                             .shrunk = options->shrunk };
+    char *folder = NULL, *path = NULL;
+    int code = CLI_DONE;
+    json_t *plan = read_plan(gen, &code);
+    if (!code)
+        code = check_layer(plan, options->layer);
+    if (!code)
+        code = cli_ranks_open(options->device, options->ranks, options->timeout, &all);
+    if (code)
+        goto done;
+    code = cli_device_build(&all.lead, gen, &folder, &path);
+    if (code)
+        goto done;
+    const char *sum = json_string_value(json_object_get(json_object_get(plan, "shard"), "reduce"));
+    run.manifest = plan;
+    run.average = !sum || strcmp(sum, "average") == 0;
+    if (all.first == 0) {
+        run.report =
+            shard_report_create(options->json, json_string_value(json_object_get(plan, "model")),
+                                how_of(&all), all.lead.info.name);
+        if (!run.report) {
+            cli_error("out of memory");
+            code = CLI_MACHINE;
+            goto done;
+        }
+    }
+    code = finish(run.report, cli_ranks_run(&all, path, shard_work, &run));
+done:
+    cli_device_built(&folder, &path);
+    cli_ranks_close(&all);
+    json_decref(plan);
+    return code;
+}

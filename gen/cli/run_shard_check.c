@@ -1,0 +1,277 @@
+/*
+ * run_shard_check.c - the verdicts of `fp8gen run --fsdp`: sharded against unsharded.
+ *
+ * In: a rank whose pass has ended. Every rank evaluates the unsharded layer on its own x and dy with the
+ * whole weight, by the same library on the same device. Out: counts and shares per layer. The FP8 bytes
+ * and scales of the gathered weight, y and dx must be the same bits. dw and dbias after the reduction must
+ * be the sum (average) of all ranks' unsharded ones, taken in float64, within the roundings that sums in
+ * their dtype may make: (terms + 2) half ulps of the sum of the terms' sizes for each element.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gen/cli/reference.h"
+#include "gen/cli/run_shard.h"
+
+static int no_memory(void)
+{
+    cli_error("out of memory for the reference");
+    return CLI_MACHINE;
+}
+
+static int failed(const struct shard_rank *s, fp8_status status, const struct shard_layer *l,
+                  const char *what)
+{
+    return cli_fp8_failed(status, "rank %d, layer '%s', %s", s->rank->rank, l->info.name, what);
+}
+
+static void worse(struct shard_layer *l, enum shard_result result, double value)
+{
+    if (!(value <= l->results[result])) /* NaN too */
+        l->results[result] = value < 1e30 ? (float)value : 1e30f;
+}
+
+/* Bytes of two device regions that differ; -1 after an error was printed. */
+static int64_t count_different(const struct shard_rank *s, const void *a, const void *b,
+                               size_t bytes, int *code)
+{
+    const struct cli_device *device = &s->rank->device;
+    unsigned char *copy = device->is_host ? NULL : malloc(2 * bytes + 1);
+    const unsigned char *left = a, *right = b;
+    int64_t different = 0;
+    if (!device->is_host) {
+        if (!copy) {
+            *code = no_memory();
+            return 0;
+        }
+        fp8_status status = fp8_memory_copy(device->context, copy, a, bytes, device->stream);
+        if (!status)
+            status = fp8_memory_copy(device->context, copy + bytes, b, bytes, device->stream);
+        *code = status ? cli_fp8_failed(status, "copying from the device")
+                       : cli_device_synchronize(device);
+        left = copy;
+        right = copy + bytes;
+    }
+    if (!*code && memcmp(left, right, bytes) != 0) {
+        for (size_t i = 0; i < bytes; i++)
+            different += left[i] != right[i];
+    }
+    free(copy);
+    return different;
+}
+
+/* ---- weights -------------------------------------------------------------------------------------------- */
+
+static int make_reference_weight(struct shard_rank *s, struct shard_layer *l)
+{
+    fp8_weight_args args = FP8_WEIGHT_ARGS_INIT;
+    fp8_tensor w = shard_tensor(s, l, SHARD_W);
+    args.w = &w;
+    args.version = s->version;
+    args.weight = &l->ref_weight;
+    args.call = shard_call(s);
+    fp8_status status = fp8_weight_update(l->layer, &args);
+    return status ? failed(s, status, l, "the unsharded weight")
+                  : cli_device_synchronize(&s->rank->device);
+}
+
+static int64_t round_up(int64_t value, int64_t step)
+{
+    return (value + step - 1) / step * step;
+}
+
+/* One copy of the gathered weight and its scales, pads included. */
+static int compare_weight(struct shard_rank *s, struct shard_layer *l, const fp8_operand *gathered,
+                          fp8_pass pass)
+{
+    fp8_operand_view got, want;
+    int code = CLI_DONE;
+    fp8_status status = fp8_operand_parts(gathered, &got);
+    if (!status)
+        status = fp8_operand_parts(&l->ref_weight, &want);
+    if (status)
+        return failed(s, status, l, "the gathered weight");
+    bool row = pass == FP8_PASS_FPROP;
+    const uint8_t *a = row ? got.row : got.transposed, *b = row ? want.row : want.transposed;
+    int64_t ld = row ? want.row_ld : want.transposed_ld;
+    int64_t lines = round_up(row ? l->info.out_features : l->info.in_features, 16);
+    int64_t wrong = 0;
+    if (!a || ld != (row ? got.row_ld : got.transposed_ld)) {
+        cli_error("rank %d, layer '%s': the gathered weight has no %s copy of that pitch",
+                  s->rank->rank, l->info.name, row ? "row" : "transposed");
+        return CLI_BUG;
+    }
+    wrong += count_different(s, a, b, (size_t)(lines * ld), &code);
+    for (int i = 0; !code && i < 3; i++) /* scale, scale_inv, amax */
+        wrong += count_different(s, got.scales + 4 * i, want.scales + 4 * i, 4, &code);
+    worse(l, SHARD_W_WRONG, (double)wrong);
+    return code;
+}
+
+static int check_weight(struct shard_rank *s, int index, fp8_pass pass)
+{
+    struct shard_layer *l = &s->layers[index];
+    const fp8_operand *weight = NULL;
+    fp8_call call = shard_call(s);
+    fp8_status status = fp8_model_acquire(s->model, index, pass, &call, &weight);
+    if (!status)
+        status = fp8_comm_wait(s->rank->comm, s->rank->device.stream);
+    if (status)
+        return failed(s, status, l, "gathering the weight");
+    int code = compare_weight(s, l, weight, pass);
+    status = fp8_model_release(s->model, index, s->rank->device.stream);
+    return status ? failed(s, status, l, "releasing the weight") : code;
+}
+
+int shard_check_weights(struct shard_rank *s)
+{
+    int code = CLI_DONE;
+    for (int i = 0; !code && i < s->count; i++)
+        code = make_reference_weight(s, &s->layers[i]);
+    for (int i = 0; !code && i < s->count; i++)
+        code = check_weight(s, i, FP8_PASS_FPROP);
+    for (int i = s->count - 1; !code && i >= 0; i--)
+        code = check_weight(s, i, FP8_PASS_DGRAD);
+    return code;
+}
+
+/* ---- a micro-batch -------------------------------------------------------------------------------------- */
+
+static fp8_status run_unsharded(struct shard_rank *s, struct shard_layer *l)
+{
+    fp8_fprop_args fprop = FP8_FPROP_ARGS_INIT;
+    fp8_backward_args backward = FP8_BACKWARD_ARGS_INIT;
+    fp8_tensor x = shard_tensor(s, l, SHARD_X), y = shard_tensor(s, l, SHARD_REF_Y);
+    fp8_tensor dy = shard_tensor(s, l, SHARD_DY), dx = shard_tensor(s, l, SHARD_REF_DX);
+    fp8_tensor dw = shard_tensor(s, l, SHARD_REF_DW), bias = shard_tensor(s, l, SHARD_BIAS);
+    fp8_tensor dbias = shard_tensor(s, l, SHARD_REF_DBIAS);
+    fprop.x = &x;
+    fprop.weight = &l->ref_weight;
+    fprop.bias = l->info.has_bias ? &bias : NULL;
+    fprop.y = &y;
+    fprop.saved = &l->ref_saved;
+    fprop.call = shard_call(s);
+    fp8_status status = fp8_layer_fprop(l->layer, &fprop);
+    if (status)
+        return status;
+    backward.dy = &dy;
+    backward.saved = &l->ref_saved;
+    backward.weight = &l->ref_weight;
+    backward.grad = &l->grad;
+    backward.dbias = l->info.has_bias ? &dbias : NULL;
+    backward.dw = &dw;
+    backward.dx = &dx;
+    backward.call = shard_call(s);
+    return fp8_layer_backward(l->layer, &backward);
+}
+
+static int compare_outputs(struct shard_rank *s, struct shard_layer *l)
+{
+    static const struct {
+        enum shard_buffer got, want;
+        enum shard_result result;
+    } pairs[] = { { SHARD_Y, SHARD_REF_Y, SHARD_Y_WRONG },
+                  { SHARD_DX, SHARD_REF_DX, SHARD_DX_WRONG } };
+    int code = CLI_DONE;
+    for (int i = 0; !code && i < 2; i++) {
+        fp8_tensor got = shard_tensor(s, l, pairs[i].got), want = shard_tensor(s, l, pairs[i].want);
+        size_t bytes = (size_t)got.rows * (size_t)got.cols * fp8_dtype_bytes(got.dtype);
+        int64_t wrong = count_different(s, got.data, want.data, bytes, &code);
+        worse(l, pairs[i].result, (double)wrong);
+    }
+    return code;
+}
+
+/* Adds all ranks' values of this rank's rows to what they must sum up to. at: where in exact and sizes;
+ * row: elements of a row of the whole tensor. */
+static int add_terms(struct shard_rank *s, struct shard_layer *l, enum shard_buffer buffer,
+                     size_t at, int64_t row)
+{
+    fp8_tensor t = shard_tensor(s, l, buffer);
+    size_t bytes = l->buffers[buffer].bytes;
+    char *all = malloc((size_t)s->rank->ranks * bytes + 1);
+    int code = all ? cli_buffer_download(&s->rank->device, &l->buffers[buffer]) : no_memory();
+    if (!code)
+        code = cli_rank_gather(s->rank, l->buffers[buffer].host, bytes, all);
+    double share = s->run->average ? 1.0 / s->rank->ranks : 1.0;
+    for (int r = 0; !code && r < s->rank->ranks; r++) {
+        for (int64_t i = 0; i < l->rows * row; i++) {
+            double v = ref_load(all + (size_t)r * bytes, t.dtype, l->first * row + i) * share;
+            l->exact[at + (size_t)i] += v;
+            l->sizes[at + (size_t)i] += fabs(v);
+        }
+    }
+    free(all);
+    return code;
+}
+
+int shard_check_batch(struct shard_rank *s)
+{
+    int code = CLI_DONE;
+    for (int i = 0; !code && i < s->count; i++) {
+        struct shard_layer *l = &s->layers[i];
+        fp8_status status = run_unsharded(s, l);
+        if (status)
+            return failed(s, status, l, "unsharded");
+        code = cli_device_synchronize(&s->rank->device);
+        if (!code)
+            code = compare_outputs(s, l);
+        if (!code)
+            code = add_terms(s, l, SHARD_REF_DW, 0, l->info.in_features);
+        if (!code && l->info.has_bias)
+            code =
+                add_terms(s, l, SHARD_REF_DBIAS, (size_t)l->rows * (size_t)l->info.in_features, 1);
+    }
+    return code;
+}
+
+/* ---- gradients ------------------------------------------------------------------------------------------ */
+
+/* One rounding to the dtype, as a share of the value. */
+static double half_ulp(fp8_dtype dtype)
+{
+    return dtype == FP8_DTYPE_FP32 ? 0x1p-24 : dtype == FP8_DTYPE_FP16 ? 0x1p-11 : 0x1p-8;
+}
+
+/* Smallest step of numbers near zero: what subnormals lose. */
+static double smallest(fp8_dtype dtype)
+{
+    return dtype == FP8_DTYPE_FP16 ? 0x1p-24 : 0x1p-126;
+}
+
+static int compare_rows(struct shard_rank *s, struct shard_layer *l, enum shard_buffer buffer,
+                        size_t at, fp8_dtype summed)
+{
+    fp8_tensor t = shard_tensor(s, l, buffer);
+    int64_t count = t.rows * t.cols;
+    double terms = (s->rank->ranks + 1.0) * SHARD_MICRO_BATCHES + 2, worst = 0, norm = 0, off = 0;
+    int code = cli_buffer_download(&s->rank->device, &l->buffers[buffer]);
+    for (int64_t i = 0; !code && i < count; i++) {
+        double got = ref_load(l->buffers[buffer].host, t.dtype, i);
+        double exact = l->exact[at + (size_t)i], size = l->sizes[at + (size_t)i];
+        double bound = terms * (half_ulp(summed) * size + smallest(summed));
+        double share = fabs(got - exact) / bound;
+        if (!(share <= worst))
+            worst = share;
+        off += (got - exact) * (got - exact);
+        norm += exact * exact;
+    }
+    worse(l, buffer == SHARD_DW_ROWS ? SHARD_DW_SHARE : SHARD_DBIAS_SHARE, worst);
+    if (buffer == SHARD_DW_ROWS && count > 0)
+        worse(l, SHARD_DW_ERROR, norm > 0 ? sqrt(off / norm) : off == 0 ? 0 : INFINITY);
+    return code;
+}
+
+int shard_check_gradients(struct shard_rank *s)
+{
+    int code = CLI_DONE;
+    for (int i = 0; !code && i < s->count; i++) {
+        struct shard_layer *l = &s->layers[i];
+        code = compare_rows(s, l, SHARD_DW_ROWS, 0, l->info.dw_dtype);
+        if (!code && l->info.has_bias)
+            code = compare_rows(s, l, SHARD_DBIAS_ROWS,
+                                (size_t)l->rows * (size_t)l->info.in_features, FP8_DTYPE_FP32);
+    }
+    return code;
+}
