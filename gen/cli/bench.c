@@ -310,9 +310,10 @@ void bench_print_header(const struct bench *bench, const char *what)
     }
     const char *hash = bench->values->source_hash;
     json_t *header =
-        json_pack("{s:s, s:s, s:s, s:i, s:o, s:s, s:s, s:n, s:s, s:o, s:I, s:i}", "header", what,
+        json_pack("{s:s, s:s, s:s, s:i, s:o, s:s, s:s, s:o, s:s, s:o, s:I, s:i}", "header", what,
                   "generator", fp8gen_version(), "gpu", info->name, "sms", (int)info->sms, "driver",
-                  driver_version(), "cuda", cuda, "cublaslt", cublaslt, "nccl", "arch",
+                  driver_version(), "cuda", cuda, "cublaslt", cublaslt, "nccl",
+                  bench->nccl[0] ? json_string(bench->nccl) : json_null(), "arch",
                   bench->device.arch, "source_hash", hash ? json_string(hash) : json_null(),
                   "rounds", (json_int_t)bench->values->rounds, "buffer_sets", BENCH_SETS);
     if (header) {

@@ -41,6 +41,7 @@ struct bench {
     struct bench_shape shapes[BENCH_MAX_SHAPES];
     const char *recipes[BENCH_MAX_RECIPES]; /* "bf16": a layer that computes in bf16 */
     int shape_count, recipe_count, rows;    /* rows: printed so far */
+    char nccl[16];                          /* its version, "" = not used */
 };
 
 /* Reads --shape M,N,K..., or takes the given ones. dims: numbers in a shape (2 or 3). */

@@ -313,6 +313,22 @@ static int write_trace(const struct shard_bench *b)
     return code;
 }
 
+/* NCCL's version, from the copy that libfp8 opens. */
+static fp8_status read_version(struct shard_bench *b)
+{
+    int (*get_version)(int *version) = NULL;
+    void *address = NULL;
+    int version = 0;
+    fp8_status status = fp8_library_symbol(FP8_LIBRARY_NCCL, "ncclGetVersion", &address, NULL);
+    if (status)
+        return status;
+    memcpy(&get_version, &address, sizeof address);
+    if (get_version(&version) == 0)
+        snprintf(b->rows.nccl, sizeof b->rows.nccl, "%d.%d.%d", version / 10000,
+                 version / 100 % 100, version % 100);
+    return FP8_OK;
+}
+
 static int open_rows(struct shard_bench *b, struct bench_values *shown, const struct cli_ranks *all)
 {
     static const char *const columns[] = { "case",   "pass", ">M",        ">N",     ">K",
@@ -326,8 +342,9 @@ static int open_rows(struct shard_bench *b, struct bench_values *shown, const st
         cli_error("out of memory");
         return CLI_MACHINE;
     }
-    bench_print_header(&b->rows, "shard");
-    fp8_status status = FP8_OK;
+    fp8_status status = all->lead.is_host ? FP8_OK : read_version(b);
+    if (!status)
+        bench_print_header(&b->rows, "shard");
     for (int i = 0; !all->lead.is_host && !status && i < 2; i++)
         status = fp8_comm_id_create(&b->ids[i]);
     return status ? cli_fp8_failed(status, "opening NCCL") : CLI_DONE;

@@ -75,7 +75,9 @@ static json_t *sizes(const struct shard_bench_rank *r, double bytes, double seco
 static int measure_gather(struct shard_bench_rank *r, size_t bytes)
 {
     struct gather engine = { 0 }, kernels = { 0 };
-    struct bench_shape shape = { (int64_t)bytes, 0, 0, "" };
+    struct bench_shape shape = { 0 };
+    char pass[32];
+    snprintf(pass, sizeof pass, "all_gather %zu MiB", bytes >> 20);
     int code = open_gather(&engine, r, r->comm, bytes);
     if (!code)
         code = open_gather(&kernels, r, r->kernels, bytes);
@@ -86,12 +88,12 @@ static int measure_gather(struct shard_bench_rank *r, size_t bytes)
         struct bench_result result = {
             .bench = "shard",
             .name = "gather_copy_engine",
-            .pass = "all_gather",
+            .pass = pass,
             .shape = &shape,
             .unit = "GB/s",
             .value = bus(r, (double)bytes, items[0].seconds),
             .baseline = bus(r, (double)bytes, items[1].seconds),
-            .baseline_name = "NCCL's default kernels, bus bandwidth",
+            .baseline_name = r->own_comms ? "NCCL's default kernels, bus bandwidth" : "the same",
             .launches = -1,
         };
         shard_bench_row(r, &result, sizes(r, (double)bytes, items[0].seconds));
@@ -122,18 +124,19 @@ static int run_sum(void *user)
 static int measure_sum(struct shard_bench_rank *r, size_t bytes, fp8_dtype dtype)
 {
     struct sum sum = { .dtype = dtype };
-    struct bench_shape shape = { (int64_t)bytes, 0, 0, "" };
-    char name[32];
+    struct bench_shape shape = { 0 };
+    char name[32], pass[48];
     int code = open_gather(&sum.memory, r, r->comm, bytes);
     struct shard_bench_item item = { run_sum, &sum, 0 };
     if (!code)
         code = shard_bench_measure(r, &item, 1, bytes < (8u << 20) ? 40 : 10);
+    snprintf(pass, sizeof pass, "reduce_scatter %zu MiB", bytes >> 20);
     snprintf(name, sizeof name, "reduce_scatter_%s", fp8_dtype_name(dtype));
     if (!code) {
         struct bench_result result = {
             .bench = "shard",
             .name = name,
-            .pass = "reduce_scatter",
+            .pass = pass,
             .shape = &shape,
             .unit = "GB/s",
             .value = bus(r, (double)bytes, item.seconds),

@@ -184,9 +184,9 @@ static void *run_member(void *argument)
 }
 
 /* The calling thread is the first rank. */
-static int start_threads(struct crew *crew, struct member *members)
+static void start_threads(struct crew *crew, struct member *members)
 {
-    int started = 1, here = crew->all->here, code = CLI_DONE;
+    int started = 1, here = crew->all->here;
     for (; started < here; started++) {
         if (pthread_create(&members[started].thread, NULL, run_member, &members[started]) != 0)
             break;
@@ -198,7 +198,6 @@ static int start_threads(struct crew *crew, struct member *members)
     run_member(&members[0]);
     for (int i = 1; i < started; i++)
         pthread_join(members[i].thread, NULL);
-    return code;
 }
 
 int cli_ranks_run(struct cli_ranks *all, const char *path,

@@ -222,6 +222,21 @@ static uint32_t group_of(const struct shard_run *run, const char *layer, const c
     return name ? *number : 0;
 }
 
+/* The runtime's shards are the plan's. */
+static fp8_status check_rows(struct shard_rank *s, int index)
+{
+    int64_t first = -1, count = -1;
+    struct shard_layer *l = &s->layers[index];
+    fp8_status status = fp8_model_rows(s->model, index, &first, &count);
+    if (!status && (first != l->first || count != l->rows)) {
+        cli_error("rank %d, layer '%s': the model has rows %lld + %lld of w, the plan %lld + %lld",
+                  s->rank->rank, l->info.name, (long long)first, (long long)count,
+                  (long long)l->first, (long long)l->rows);
+        l->results[SHARD_W_WRONG] = 1;
+    }
+    return status;
+}
+
 static int open_model(struct shard_rank *s)
 {
     const json_t *shard = json_object_get(s->run->manifest, "shard");
@@ -249,10 +264,9 @@ static int open_model(struct shard_rank *s)
     fp8_status status = fp8_model_measure(&options, &bytes);
     if (!status)
         status = fp8_model_create(&options, &s->model);
+    for (int i = 0; !status && i < s->count; i++)
+        status = check_rows(s, i);
     s->pool_bytes = bytes.pool;
-    for (int i = 0; i < s->count; i++)
-        s->bf16_bytes +=
-            2 * (size_t)s->layers[i].info.out_features * (size_t)s->layers[i].info.in_features;
     free(layers);
     return status ? cli_fp8_failed(status, "rank %d: making the model", s->rank->rank) : CLI_DONE;
 }

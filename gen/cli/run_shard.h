@@ -82,7 +82,7 @@ struct shard_rank {
     struct shard_layer *layers;
     int count;
     struct cli_buffer workspace;
-    size_t pool_bytes, bf16_bytes; /* of the model; of the same weights gathered as bf16 */
+    size_t pool_bytes; /* of the model */
     uint64_t version;
     int step, micro_batch;
 };

@@ -146,6 +146,8 @@ int cli_fp8_failed(fp8_status status, const char *format, ...)
     case FP8_ERR_DEVICE:
     case FP8_ERR_ARCH:
     case FP8_ERR_MEMORY:
+    case FP8_ERR_COMM: /* a rank died, a network or a link failed */
+    case FP8_ERR_TIMEOUT:
         return CLI_MACHINE;
     default:
         return CLI_BUG;

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# run --fsdp: what is refused, with the numbers, and that nothing is left behind.
+. tests/sim/sim.sh
+spec=specs/debug_vocab2556.lua
+export TMPDIR=$T/tmp
+mkdir "$TMPDIR"
+
+case_of "more ranks than GPUs"
+if "$FP8GEN" doctor | grep -q '^GPU .*capability'; then
+    skip_case "there is a GPU"
+else
+    run fp8gen run $spec --fsdp 2 --device cuda
+    expect_code 3
+    expect_err_has "2 ranks need a GPU each, but there are 0"
+    expect_err_has "--device host"
+fi
+
+case_of "a launcher that started another number of ranks, or processes for the host"
+run env RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 "$FP8GEN" run $spec --fsdp 2 --device host
+expect_code 2
+expect_err_has "torchrun started 2 processes"
+
+case_of "options that do not go together, names and numbers that are none"
+run fp8gen run $spec --fsdp 2 --device host --dump "$T/dump"
+expect_code 2
+expect_err_has "--dump"
+run fp8gen run $spec --fsdp 2 --device host --layer hed
+expect_code 2
+expect_err_has "did you mean 'head'"
+run fp8gen run $spec --fsdp 0
+expect_code 2
+run fp8gen run $spec --fsdp 2 --device host --layer head --tokens 5000
+expect_code 2
+expect_err_has "at most 1024 tokens"
+run fp8gen run $spec --fsdp 2 --device host --timeout soon
+expect_code 2
+expect_err_has "--timeout"
+
+case_of "one layer alone; nothing is left behind"
+run fp8gen run $spec --fsdp 2 --device host --layer gate --tokens 3
+expect_code 0
+expect_out_has "gate"
+expect_out_lacks "head"
+[ -z "$(find "$TMPDIR" -mindepth 1 | head -n 3)" ] || fail "TMPDIR empty expected"
+
+case_of "bench shard: flow and rows, on the host"
+run fp8gen bench shard --device host --json --source-hash abc --shape 130,64 --tokens 16 --blocks 2 \
+    --mib 1 --rounds 2 --trace "$T/trace.json"
+expect_code 0
+expect_err ''
+for word in gather_copy_engine gather_fp8_vs_bf16 gather_fp8_usable_vs_bf16 step_fsdp exposed_ms '"header":"shard"'; do
+    expect_out_has "$word"
+done
+if command -v python3 >/dev/null; then
+    run python3 -c 'import json, sys
+events = json.load(open(sys.argv[1]))["traceEvents"]
+assert {event["pid"] for event in events} == {0, 1}
+assert {event["cat"] for event in events} == {"compute", "communication"}
+assert any("all_gather" in event["name"] for event in events)
+assert all(event["dur"] >= 0 for event in events)' "$T/trace.json"
+    expect_code 0
+fi
+run fp8gen bench shard --case gathers
+expect_code 2
+expect_err_has "no case 'gathers'"
+finish

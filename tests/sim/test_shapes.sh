@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Shapes whose shards are uneven, short or empty, whole: the largest element of w is in its last row, which
+# is in the last shard that is not empty.
+. tests/sim/sim.sh
+spec_of() { # N K fields
+    echo "return model 'shape' { tokens = 48, $3 layers = { linear 'a' { out_features = $1, in_features = $2 },
+        linear 'b' { out_features = $1, in_features = $2, gather_group = 'g' },
+        linear 'c' { out_features = $1, in_features = $2, gather_group = 'g' } } }" >"$T/shape.lua"
+}
+for shape in "4096 1024 3" "10 128 8" "5 64 4" "96 128 5" "1 1 2" "129 272 2" "2556 17 7"; do
+    read -r n k ranks <<<"$shape"
+    case_of "w [$n,$k] over $ranks ranks"
+    for fields in "" "bias = true, shard = { backward = 'keep', reduce = 'sum' }, weight = 'fp32',
+        grad_weight = 'bf16',"; do
+        spec_of "$n" "$k" "$fields"
+        simulate "$T/shape.lua" "$ranks"
+    done
+    grep -q '"w_bit_equal":true' "$out" || fail "gathered bytes are compared"
+done
+
+case_of "no tokens at all: dw is zero, nothing hangs"
+spec_of 129 272 "bias = true,"
+simulate "$T/shape.lua" 3 --tokens 0
+
+case_of "64 ranks, most of them with a row or none"
+spec_of 40 64 ""
+simulate "$T/shape.lua" 64 --tokens 5 --seed 7
+
+case_of "the report names ranks, shards and how dw is summed"
+spec_of 10 128 "mesh = { fsdp = 8 },"
+run fp8gen run "$T/shape.lua" --device host
+expect_code 0
+expect_out_has "2 rows"
+expect_out_has "bit-equal"
+expect_out_has "8 ranks (threads)"
+expect_out_has "0 failed"
+finish
