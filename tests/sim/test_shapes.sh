@@ -3,7 +3,7 @@
 # is in the last shard that is not empty.
 . tests/sim/sim.sh
 spec_of() { # N K fields
-    echo "return model 'shape' { tokens = 48, $3 layers = { linear 'a' { out_features = $1, in_features = $2 },
+    echo "return model 'shape' { tokens = 16, $3 layers = { linear 'a' { out_features = $1, in_features = $2 },
         linear 'b' { out_features = $1, in_features = $2, gather_group = 'g' },
         linear 'c' { out_features = $1, in_features = $2, gather_group = 'g' } } }" >"$T/shape.lua"
 }
