@@ -127,7 +127,9 @@ static int open_layer(struct shard_rank *s, const json_t *record, int index)
     int64_t n = l->info.out_features, first = s->rank->rank * l->chunk;
     l->first = first < n ? first : n;
     l->rows = n - l->first < l->chunk ? n - l->first : l->chunk;
-    l->reduce_each = index % 2 == 0;
+    /* a GPU adds to fp32 what is fp32: its bundle has no kernel for other sums */
+    l->reduce_each =
+        index % 2 == 0 && (s->rank->device.is_host || l->info.dw_dtype == FP8_DTYPE_FP32);
     l->rows_dtype = l->reduce_each ? FP8_DTYPE_FP32 : l->info.dw_dtype;
     return CLI_DONE;
 }

@@ -544,6 +544,7 @@ function check.model(state, record)
     end
     local mesh = fill_nested("mesh", state.overrides, values.mesh)
     local shard = fill_nested("shard", values.shard)
+    state.ranks = mesh.fsdp
     local layers = check_layers(state, record, values, meant)
     rules.model(state, record, values, layers, refused)
     return { name = name, mesh = mesh, shard = shard, layers = layers }

@@ -96,11 +96,30 @@ local function fixed_accumulation(state, record, own, model, layer, refused)
     end
 end
 
+-- Weights are shared over ranks as FP8 bytes with one scale, which the ranks agree on.
+local function sharded_layer(state, record, own, model, layer)
+    local compute = layer.compute == "bf16"
+    if not compute and layer.recipe.name == "current" then return end
+    local what = compute and "computes in bf16" or ("has recipe '%s'"):format(layer.recipe.name)
+    local place = giver(state, record, own, model, compute and "compute" or "recipe")
+    local problem = {
+        message = ("layer '%s' %s, but %d ranks share the weights, which this version does with recipe \z
+'current'"):format(layer.name, what, state.ranks),
+        hint = "use recipe.current, or mesh = { fsdp = 1 } and gather the weight in a hook of your own",
+    }
+    if place then
+        state.report:value(place, compute and "compute" or "recipe", problem)
+    else
+        state.report:head(record, problem)
+    end
+end
+
 -- own, model: the values that the layer and the model gave; layer: with defaults and overrides.
 function M.layer(state, record, own, model, layer, refused)
     if layer.compute == refused or layer.recipe == refused or not layer.recipe then return end
     if layer.compute == "bf16" then bf16_layer(state, record, own, model, layer, refused) end
     fixed_accumulation(state, record, own, model, layer, refused)
+    if state.ranks > 1 and layer.name then sharded_layer(state, record, own, model, layer) end
 end
 
 -- A recipe of the model that no layer follows.
