@@ -57,8 +57,8 @@
  *                   2-D, 128-byte swizzle, L2 promotion of 256 bytes, no interleave, zeros outside.
  *                   a: uint8, extents { depth, rows }, a_ld bytes from row to row; b: uint8,
  *                   { depth, cols }, b_ld bytes; out: dtype of out, { cols, rows }, out_ld
- *                   elements. box in elements: of a [128, tile_rows / cluster], of b
- *                   [128, tile_cols / cluster], of out a slab of at most 128 bytes a row
+ *                   elements. box in elements: of a [128, tile_rows * s / cluster], of b
+ *                   [128, tile_cols * s / cluster], of out a slab of at most 128 bytes a row
  *                 a_scales, b_scales, bias, out (pointer), out_ld, rows, cols, depth (int64);
  *                   out_ld is cols if there is one row
  *                 { "name": "out_by_map", "type": "int32" }
@@ -77,15 +77,20 @@
  *                 { "rule": "elements", "rows": .., "cols": .., "tile_elements": n,
  *                   "ctas_per_sm": p, "max_ctas": m, "persistent": bool }
  *                     gridDim.x = ceil(rows * cols / n), capped in the same way
- *                 { "rule": "clusters", "rows": .., "cols": .., "tile_rows": r, "tile_cols": c }
+ *                 { "rule": "clusters", "rows": .., "cols": .., "tile_rows": r, "tile_cols": c,
+ *                   "slices": s }
  *                     one CTA an SM: gridDim.x = cluster * min(ceil(rows/r) * ceil(cols/c),
- *                     max(1, floor(SMs / cluster))); the clusters stride over the tiles
+ *                     max(1, floor(SMs / cluster))); the clusters stride over the tiles. s CTAs of
+ *                     a cluster share the contraction of a tile, cluster / s the tile itself
  *               A grid of 0 is not launched.
  *   block       threads per CTA
  *   cluster     CTAs per cluster (1)
  *   shared_bytes  dynamic shared memory
  *   cooperative  optional, true: all CTAs must be resident at once (they wait for each other); such
  *               a grid is persistent, with both caps
+ *   overlaps      optional, false: the kernel waits by griddepcontrol.wait before it reads or
+ *                 writes global memory, so it may be launched while the kernel before it in the
+ *                 stream still runs (programmatic stream serialization)
  *   archs       optional: the archs that the kernel exists for; without it, all of the bundle
  *   cubins      [{ "arch", "file", "bytes", "xxh128" }], one per arch of the bundle that the kernel
  *               exists for, in the bundle's order

@@ -234,6 +234,7 @@ struct fp8_grid {
     int64_t tile_rows;
     int64_t tile_cols;
     int64_t tile_elements;
+    int64_t slices;      /* clusters: CTAs of one that share a tile's contraction */
     int64_t ctas_per_sm; /* 0: no such cap */
     int64_t max_ctas;    /* 0: no cap */
     bool persistent;     /* ctas_per_sm holds for calls that do not limit the SMs too */
@@ -269,6 +270,7 @@ struct fp8_kernel {
     int32_t cluster;
     int32_t shared_bytes;
     bool cooperative; /* all CTAs resident at once */
+    bool overlaps; /* may start before the kernel before it has ended */
     int cubin_count;
     const struct fp8_cubin *cubins;
     void *module;   /* CUmodule, set by fp8_kernel_load */

@@ -106,17 +106,35 @@ int64_t fp8_kernel_grid(const struct fp8_context *context, const struct fp8_kern
     return kernel->cluster > 1 ? fp8_round_up(ctas, kernel->cluster) : ctas;
 }
 
+/* Clusters, and where the kernel waits for the one before it, an early start. */
+static unsigned launch_attributes(const struct fp8_kernel *kernel, CUlaunchAttribute *list)
+{
+    unsigned count = 0;
+    if (kernel->cluster > 1) {
+        list[count] = (CUlaunchAttribute){ .id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION };
+        list[count].value.clusterDim.x = (unsigned)kernel->cluster;
+        list[count].value.clusterDim.y = 1;
+        list[count].value.clusterDim.z = 1;
+        count++;
+    }
+    if (kernel->overlaps) {
+        list[count] =
+            (CUlaunchAttribute){ .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION };
+        list[count].value.programmaticStreamSerializationAllowed = 1;
+        count++;
+    }
+    return count;
+}
+
 static CUresult launch(const struct fp8_driver *driver, const struct fp8_kernel *kernel,
                        unsigned ctas, CUstream stream, void **parameters)
 {
     unsigned block = (unsigned)kernel->block, shared = (unsigned)kernel->shared_bytes;
-    if (kernel->cluster <= 1)
+    CUlaunchAttribute attributes[2];
+    unsigned count = launch_attributes(kernel, attributes);
+    if (count == 0)
         return driver->launch_kernel(kernel->function, ctas, 1, 1, block, 1, 1, shared, stream,
                                      parameters, NULL);
-    CUlaunchAttribute attribute = { .id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION };
-    attribute.value.clusterDim.x = (unsigned)kernel->cluster;
-    attribute.value.clusterDim.y = 1;
-    attribute.value.clusterDim.z = 1;
     CUlaunchConfig config = { .gridDimX = ctas,
                               .gridDimY = 1,
                               .gridDimZ = 1,
@@ -125,8 +143,8 @@ static CUresult launch(const struct fp8_driver *driver, const struct fp8_kernel 
                               .blockDimZ = 1,
                               .sharedMemBytes = shared,
                               .hStream = stream,
-                              .attrs = &attribute,
-                              .numAttrs = 1 };
+                              .attrs = attributes,
+                              .numAttrs = count };
     return driver->launch_kernel_ex(&config, kernel->function, parameters, NULL);
 }
 

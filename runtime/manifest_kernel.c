@@ -155,8 +155,8 @@ static fp8_status read_grid(struct fp8_reader *reader, const json_t *record,
     static const char *const elements_keys[] = { "rule",          "rows",        "cols",
                                                  "tile_elements", "ctas_per_sm", "max_ctas",
                                                  "persistent",    NULL };
-    static const char *const clusters_keys[] = { "rule",      "rows",      "cols",
-                                                 "tile_rows", "tile_cols", NULL };
+    static const char *const clusters_keys[] = { "rule",      "rows",   "cols", "tile_rows",
+                                                 "tile_cols", "slices", NULL };
     static const char *const *const keys[] = { tiles_keys, elements_keys, clusters_keys };
     struct fp8_grid *grid = &kernel->grid;
     const json_t *object;
@@ -178,7 +178,9 @@ static fp8_status read_grid(struct fp8_reader *reader, const json_t *record,
         FP8_TRY(fp8_read_integer(reader, object, "tile_rows", 1, INT32_MAX, &grid->tile_rows));
         FP8_TRY(fp8_read_integer(reader, object, "tile_cols", 1, INT32_MAX, &grid->tile_cols));
     }
-    if (grid->rule != FP8_GRID_CLUSTERS)
+    if (grid->rule == FP8_GRID_CLUSTERS)
+        FP8_TRY(fp8_read_integer(reader, object, "slices", 1, 16, &grid->slices));
+    else
         FP8_TRY(read_caps(reader, object, grid));
     fp8_read_leave(reader, mark);
     return FP8_OK;
@@ -297,13 +299,17 @@ static fp8_status check_gemm(const struct fp8_reader *reader, const struct fp8_k
     if (a->inner != FP8_BOX_ROW_BYTES || b->inner != FP8_BOX_ROW_BYTES)
         return fp8_read_bad(reader, "the boxes of a and b are not %d bytes wide",
                             FP8_BOX_ROW_BYTES);
-    if ((int64_t)a->outer * kernel->cluster != kernel->grid.tile_rows ||
-        (int64_t)b->outer * kernel->cluster != kernel->grid.tile_cols)
+    int64_t sharing = kernel->cluster / kernel->grid.slices; /* CTAs that share a tile's operands */
+    if (kernel->cluster % kernel->grid.slices != 0)
+        return fp8_read_bad(reader, "grid: 'slices' is %lld, which does not divide a cluster of %d",
+                            (long long)kernel->grid.slices, kernel->cluster);
+    if (a->outer * sharing != kernel->grid.tile_rows ||
+        b->outer * sharing != kernel->grid.tile_cols)
         return fp8_read_bad(reader,
-                            "%d boxes of %d rows of a and %d of b do not make a tile of "
+                            "%lld boxes of %d rows of a and %d of b do not make a tile of "
                             "%lld x %lld",
-                            kernel->cluster, a->outer, b->outer, (long long)kernel->grid.tile_rows,
-                            (long long)kernel->grid.tile_cols);
+                            (long long)sharing, a->outer, b->outer,
+                            (long long)kernel->grid.tile_rows, (long long)kernel->grid.tile_cols);
     size_t bytes = (size_t)out->inner * fp8_dtype_bytes(target);
     if (bytes > FP8_BOX_ROW_BYTES || bytes % FP8_MAP_ALIGN != 0)
         return fp8_read_bad(reader,
@@ -403,9 +409,10 @@ static fp8_status read_cubins(struct fp8_reader *reader, const json_t *record,
 fp8_status fp8_manifest_read_kernel(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                                     const json_t *record, struct fp8_kernel *kernel)
 {
-    static const char *const keys[] = { "name",   "op",      "entry", "template",     "parameters",
-                                        "args",   "grid",    "block", "shared_bytes", "semantics",
-                                        "cubins", "cluster", "archs", "cooperative",  NULL };
+    static const char *const keys[] = { "name",         "op",          "entry",    "template",
+                                        "parameters",   "args",        "grid",     "block",
+                                        "shared_bytes", "semantics",   "cubins",   "cluster",
+                                        "archs",        "cooperative", "overlaps", NULL };
     const json_t *parameters;
     const char *template_name;
     int64_t block = 0, cluster = 0, shared = 0;
@@ -429,6 +436,8 @@ fp8_status fp8_manifest_read_kernel(struct fp8_reader *reader, const struct fp8_
     if (json_object_get(record, "cooperative"))
         FP8_TRY(fp8_read_bool(reader, record, "cooperative", &kernel->cooperative));
     FP8_TRY(check_cooperative(reader, kernel));
+    if (json_object_get(record, "overlaps"))
+        FP8_TRY(fp8_read_bool(reader, record, "overlaps", &kernel->overlaps));
     if (kernel->op == FP8_OP_GEMM)
         FP8_TRY(check_gemm(reader, kernel));
     return read_cubins(reader, record, manifest, kernel);

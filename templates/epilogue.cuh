@@ -1,17 +1,25 @@
-// epilogue.cuh - accumulators to the output: scales, bias, rounding, and the way out.
+// epilogue.cuh - accumulators to the output in slabs, under the next tile.
 //
 // A warpgroup's 64 rows leave in slabs of 128 bytes a row, laid into shared memory with the 128-byte
 // swizzle. By TMA, where the output's address, leading dim and row are multiples of 16 bytes: the store (or
 // reduce-add) drains while the next slab is filled and the next tile multiplied. Otherwise by the threads,
-// with the widest access that the output's alignment allows; nothing outside the output is touched.
-// Which of the two is the caller's choice, call by call.
+// eight bytes a lane where the output's alignment allows it; nothing outside the output is touched. Which of
+// the two is the caller's choice, call by call. A sum into 16 bits takes the threads' way.
 //
-// Order of the scales: the smaller of the two first, so that no product on the way overflows or vanishes
-// that the result would not. A sum into bf16 or fp16 is formed in fp32 and rounded once, so it takes the
-// threads' way.
+// One loop over the slabs serves both ways: only the registers of a slab must be spelled out for each.
 #pragma once
 
-template <class T, int n> struct alignas(n * sizeof(T)) pack { T e[n]; };
+// A sum into a 16-bit output waits in shared memory as fp32.
+template <bool wide> struct slab_element { using type = out_t; };
+template <> struct slab_element<true> { using type = fp32; };
+using slab_t = slab_element<add && sizeof(out_t) == 2>::type;
+
+constexpr int slab_rows = 64, slab_row_bytes = 128, slab_bytes = slab_rows * slab_row_bytes;
+constexpr int slab_cols = slab_row_bytes / sizeof(slab_t);
+constexpr int slabs = 2;        // of a warpgroup, in turn
+constexpr int slab_barrier = 3; // named barriers, one a warpgroup
+
+static_assert(bn % slab_cols == 0, "tile");
 
 template <class T> __device__ __forceinline__ u32 pack2(float low, float high);
 template <> __device__ __forceinline__ u32 pack2<bf16>(float low, float high) {
@@ -23,23 +31,6 @@ template <> __device__ __forceinline__ u32 pack2<fp16>(float low, float high) {
     u32 w;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
     return w;
-}
-
-struct output {
-    const tensor_map *map;
-    out_t *base;
-    i64 ld;
-    int rows, cols;
-    int by_tma;
-};
-
-struct scales {
-    float smaller, larger;
-    const bf16 *bias;
-};
-
-__device__ __forceinline__ float finished(float x, const scales &s) {
-    return x * s.smaller * s.larger;
 }
 
 // 16-byte chunk c of row r.
@@ -75,64 +66,102 @@ __device__ __forceinline__ void fill(u32 slab, const float *d, int warp, int lan
         }
 }
 
-__device__ __forceinline__ void store_element(out_t *target, slab_t x) {
-    *target = from_float<out_t>(add ? to_float(*target) + to_float(x) : to_float(x));
+// The slab by the warpgroup's threads: a warp takes two rows, a lane eight bytes.
+__device__ __forceinline__ void store_slab(u32 slab, const output &out, int row, int col) {
+    constexpr int n = 8 / sizeof(slab_t), lanes = slab_row_bytes / 8; // of a row
+    int t = thread() % 128, lane = t % lanes, left = out.cols - col - lane * n;
+    bool aligned = access_bytes<out_t>(out.base, out.ld) >= int(n * sizeof(out_t));
+#pragma unroll 2
+    for (int r = t / lanes; r < slab_rows; r += 128 / lanes) {
+        pack<slab_t, n> x;
+        u32(&words)[2] = reinterpret_cast<u32(&)[2]>(x);
+        asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                     : "=r"(words[0]), "=r"(words[1])
+                     : "r"(chunk_at(slab, r, lane / 2) + lane % 2 * 8));
+        if (row + r < out.rows)
+            store(out.base + (row + r) * out.ld + col + lane * n, x, left, aligned);
+    }
 }
 
-// The slab by the warpgroup's threads: a warp takes a row, a lane four bytes of it, so that every access is
-// one whole line. Two 16-bit elements go together where the output's alignment allows it.
-__device__ __forceinline__ void store_slab(u32 slab, const output &out, int row, int col) {
-    constexpr int elements = 4 / sizeof(slab_t); // of a lane
-    int lane = thread() % 32, j = lane * elements, left = out.cols - col - j;
-    bool together = elements == 2 && !add && access_bytes<out_t>(out.base, out.ld) >= 4;
-#pragma unroll 1
-    for (int r = thread() / 32 % 4; r < slab_rows; r += 4) {
-        if (row + r >= out.rows) break;
-        pack<slab_t, elements> x;
-        asm volatile("ld.shared.b32 %0, [%1];"
-                     : "=r"(reinterpret_cast<u32 &>(x))
-                     : "r"(chunk_at(slab, r, lane / 4) + lane % 4 * 4));
-        out_t *target = out.base + (row + r) * out.ld + col + j;
-        if (together && left >= elements) {
-            *reinterpret_cast<pack<slab_t, elements> *>(target) = x;
-        } else {
+// What the columns and rows of a slab have of their own waits in shared memory, for each warpgroup: the bias,
+// and with row_scaled the scales of the columns and of the 64 rows.
+constexpr int vector_bytes = 4 * 64;
+
+__device__ __forceinline__ void put_float(u32 at, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
+}
+__device__ __forceinline__ float get_float(u32 at) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+    return x;
+}
+__device__ __forceinline__ float2 get_floats(u32 at) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ void put_vectors(u32 at, const scales &s, const output &out, int row,
+                                            int col) {
+    int t = thread() % 128;
+    if (t >= 64) return;
+    at += 4 * t, row += t, col += t;
+    // a sum with -0 changes nothing, not even 0
+    put_float(at, s.bias ? entry(s.bias, col, out.cols) : -0.0f);
+    if (!row_scaled) return;
+    put_float(at + vector_bytes, entry(s.of_cols, col, out.cols));
+    put_float(at + 2 * vector_bytes, entry(s.of_rows, row, out.rows));
+}
+
+// Scales and bias of a slab's part of the fragment.
+__device__ __forceinline__ void finish(float *d, const scales &s, u32 vectors) {
+    u32 at = vectors + thread() % 4 * 8;
+    u32 rows = vectors + 2 * vector_bytes + (thread() / 32 % 4 * 16 + thread() % 32 / 4) * 4;
 #pragma unroll
-            for (int i = 0; i < elements; ++i)
-                if (i < left) store_element(target + i, x.e[i]);
+    for (int j = 0; j < slab_cols / 8; ++j, d += 4) {
+        float2 bias = get_floats(at + 32 * j);
+        if (row_scaled) {
+            float2 scale = get_floats(at + 32 * j + vector_bytes);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float of_row = get_float(rows + 32 * half); // anew: registers are scarce
+                d[2 * half] = finished(d[2 * half], of_row, scale.x, bias.x);
+                d[2 * half + 1] = finished(d[2 * half + 1], of_row, scale.y, bias.y);
+            }
+        } else {
+            d[0] = finished(d[0], s, bias.x), d[1] = finished(d[1], s, bias.y);
+            d[2] = finished(d[2], s, bias.x), d[3] = finished(d[3], s, bias.y);
         }
     }
 }
 
-// The warpgroup's 64 x bn accumulator of one wave to rows [row, row + 64), columns [col, col + bn).
-// `turn` is the slab to use next, over the life of the warpgroup.
-__device__ __forceinline__ void write_out(float (&d)[accumulators], const scales &s,
-                                          const output &out, u32 base, int &turn, int row,
+// The warpgroup's accumulators to rows [first_row, first_row + 64 waves), columns [col, col + bn). `turn` is
+// the slab to use next, over the life of the warpgroup.
+__device__ __forceinline__ void write_out(float (&acc)[waves][accumulators], const scales &s,
+                                          const output &out, u32 base, int &turn, int first_row,
                                           int col) {
-    u32 slabs_at = base + slabs_offset + warpgroup() * slabs * slab_bytes;
+    u32 slabs_at = base + out_offset + warpgroup() * slabs * slab_bytes;
+    u32 vectors = base + vectors_offset + warpgroup() * 3 * vector_bytes;
     int barrier = slab_barrier + warpgroup();
     int lane = thread() % 32, warp = thread() / 32 % 4;
     bool leader = thread() % 128 == 0;
-#pragma unroll
-    for (int i = 0; i < accumulators; ++i) d[i] = finished(d[i], s);
-    if (s.bias) {
-#pragma unroll
-        for (int j = 0; j < bn / 8; ++j) {
-            int c = col + 8 * j + 2 * (lane % 4);
-            float b0 = c < out.cols ? to_float(s.bias[c]) : 0.0f;
-            float b1 = c + 1 < out.cols ? to_float(s.bias[c + 1]) : 0.0f;
-            d[4 * j] += b0, d[4 * j + 1] += b1, d[4 * j + 2] += b0, d[4 * j + 3] += b1;
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < bn / slab_cols; ++i) {
+    constexpr int across = bn / slab_cols;
+#pragma unroll 1
+    for (int i = 0; i < waves * across; ++i) {
         u32 slab = slabs_at + turn * slab_bytes;
         turn ^= 1;
+        int row = first_row + i / across * 64, first = col + i % across * slab_cols;
+        put_vectors(vectors, s, out, row, first);
         if (leader) tma_wait_read<slabs - 1>();
         named_barrier(barrier, 128);
-        fill(slab, d + i * slab_cols / 2, warp, lane, slab_t{});
+#pragma unroll
+        for (int j = 0; j < waves * across; ++j)
+            if (i == j) {
+                float *d = acc[j / across] + j % across * slab_cols / 2;
+                finish(d, s, vectors);
+                fill(slab, d, warp, lane, slab_t{});
+            }
         fence_async_shared();
         named_barrier(barrier, 128);
-        int first = col + i * slab_cols;
         if (!out.by_tma) {
             store_slab(slab, out, row, first);
         } else if (leader) {

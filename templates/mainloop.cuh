@@ -6,6 +6,7 @@
 //                   accumulator keeps only about 13 bits of fraction. With two partial accumulators the
 //                   next block multiplies while this one is added; with one, the two warpgroups fill each
 //                   other's gaps.
+//   multiply_runs   the same every `run` blocks, for the accumulation intervals 256 and 512
 #pragma once
 
 // Read anew at every use (volatile): kept over the main loop it would cost a register too many.
@@ -147,14 +148,40 @@ __device__ __forceinline__ void multiply_split_single(float (&acc)[waves][accumu
     }
 }
 
+// Sums of `run` blocks, each added up at its end; one wave only.
+__device__ __forceinline__ void multiply_runs(float (&acc)[accumulators], pipeline &p, int blocks) {
+    float part[accumulators];
+#pragma unroll 1
+    for (; blocks > 0; blocks -= run) {
+        int previous = -1;
+#pragma unroll 1
+        for (int k = 0; k < min(run, blocks); ++k) {
+            p.wait();
+            wgmma_begin();
+            multiply_block(part, p.a(0), p.b(), k == 0);
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (previous >= 0) p.release(previous);
+            previous = p.at.stage;
+            p.at.next();
+        }
+        wgmma_wait<0>();
+        p.release(previous);
+        promote(acc, part);
+    }
+}
+
 __device__ __forceinline__ void multiply(float (&acc)[waves][accumulators], pipeline &p,
                                          int blocks) {
 #pragma unroll
     for (int w = 0; w < waves; ++w)
 #pragma unroll
         for (int i = 0; i < accumulators; ++i) acc[w][i] = 0.0f;
+    if (slices > 1 && blocks == 0) return;
     if (partials == 0)
         multiply_fast(acc, p, blocks);
+    else if (run > 1)
+        multiply_runs(acc[0], p, blocks);
     else if (partials == 2)
         multiply_split_double(acc[0], p, blocks);
     else

@@ -14,7 +14,7 @@ local tile = require "tile"
 
 local M = {}
 
-local KEPT = 2 -- configurations of a kind of GEMM
+local KEPT = 3 -- configurations of a kind of GEMM
 local WORTH = 0.03 -- of the time that another one must save on average
 local CLEARLY = 1.05 -- cuBLASLt comes first where a generated kernel takes that much longer
 local USUAL = 8 -- weight of the range that holds the usual tokens, on 1 for another
@@ -194,10 +194,12 @@ local function cublaslt(gemm, seconds, reason)
 end
 
 local function describe(item, problem, tokens)
-    return ("predicted %s TFLOP/s at M %d: %d x %d tiles, %s of clusters of %d, %.0f %% full"):format(
-        figure(problem, item.seconds), tokens, item.configuration.bm, item.configuration.bn,
-        item.waves == 1 and "1 wave" or item.waves .. " waves", item.configuration.cluster,
-        100 * item.full)
+    local c = item.configuration
+    local rows, cols = tile.tile_of(c)
+    return ("predicted %s TFLOP/s at M %d: %d x %d tiles, %s of clusters of %d%s, %.0f %% full"):format(
+        figure(problem, item.seconds), tokens, rows // c.cluster, cols,
+        item.waves == 1 and "1 wave" or item.waves .. " waves", c.cluster * c.slices,
+        c.slices > 1 and " over the contraction" or "", 100 * item.full)
 end
 
 -- Why no generated configuration computes it.

@@ -20,8 +20,8 @@ local function gemm_args(c, slab_cols)
         return { name = name, type = "tensor_map", box = { inner, outer } }
     end
     local list = {
-        map("a", 128, c.bm),
-        map("b", 128, c.bn // c.cluster),
+        map("a", 128, c.swapped and c.bn or c.bm),
+        map("b", 128, c.swapped and c.bm or c.bn // c.cluster),
         map("out", slab_cols, 64),
     }
     for _, name in ipairs { "a_scales", "b_scales", "bias", "out" } do
@@ -38,6 +38,7 @@ end
 -- target_dtype, accumulate.
 function M.kernel(c, semantics)
     local s = semantics
+    local tile_rows, tile_cols = tile.tile_of(c)
     return {
         name = ("gemm_%s_%s_%s%s_%s"):format(s.source_dtype, s.second_dtype, s.target_dtype,
                                              s.accumulate and "_add" or "", c.name),
@@ -48,10 +49,15 @@ function M.kernel(c, semantics)
             bm = c.bm,
             bn = c.bn,
             stages = c.stages,
+            flow = c.exchange and "exchange" or "stream",
             cluster = c.cluster,
+            slices = c.slices,
+            swapped = c.swapped,
             group = c.group,
             pingpong = c.pingpong,
             partials = c.partials,
+            run = 1,
+            row_scaled = false,
             add = s.accumulate,
             target = s.target_dtype,
             a_format = s.source_dtype,
@@ -65,14 +71,17 @@ function M.kernel(c, semantics)
             rule = "clusters",
             rows = "rows",
             cols = "cols",
-            tile_rows = c.bm * c.cluster,
-            tile_cols = c.bn,
+            tile_rows = tile_rows,
+            tile_cols = tile_cols,
+            slices = c.slices,
         },
+        overlaps = true,
         block = 384,
-        cluster = c.cluster,
+        cluster = c.cluster * c.slices,
         shared_bytes = tile.shared_bytes(c),
     }
 end
+
 -- ---- steps -------------------------------------------------------------------------------------
 
 -- What the ranges of M get (choose.lua), with the names of kernels.

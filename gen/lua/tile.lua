@@ -11,12 +11,17 @@
 
 local M = {}
 
+local function ceil_div(a, b) return (a + b - 1) // b end
+
 M.SMS = 132 -- of the GPU that the constants describe
 
 -- One row a configuration:
---   name                 <schedule><bm>x<bn>c<cluster>s<stages>[p<partials>]g<group>; pp pingpong, co cooperative
+--   name                 <schedule><bm>x<bn>c<cluster>s<stages>[p<partials>][k<slices>]g<group>; schedule:
+--                        pp pingpong, co cooperative; ex cooperative with an exchange between the CTAs of a
+--                        cluster, sw the same with swapped operands: bm columns of out, bn rows
 --   bm, bn               tile of a CTA                     stages    of the ring, bm + bn rows of 128 bytes
 --   cluster              CTAs below each other that share b
+--   slices               CTAs of a cluster that share the contraction of a tile
 --   group                rows of clusters in a raster group
 --   partials             0: fast accumulation; 1, 2: split, with that many partial sums
 --   producer, consumer   registers a thread
@@ -24,16 +29,19 @@ M.SMS = 132 -- of the GPU that the constants describe
 --   us                   microseconds for one tile and 128 of the contraction, all SMs at work
 local function row(name, producer, consumer, us, only)
     local schedule, bm, bn, cluster, stages, rest = name:match "^(%a+)(%d+)x(%d+)c(%d+)s(%d+)(.*)$"
-    local partials, group = rest:match "^p(%d+)g(%d+)$"
+    local function number(letter) return math.tointeger(rest:match(letter .. "(%d+)")) end
     return {
         name = name,
         bm = math.tointeger(bm),
         bn = math.tointeger(bn),
         stages = math.tointeger(stages),
         cluster = math.tointeger(cluster),
-        group = math.tointeger(group or rest:match "^g(%d+)$"),
+        group = number "g",
         pingpong = schedule == "pp",
-        partials = math.tointeger(partials or 0),
+        exchange = schedule == "ex" or schedule == "sw",
+        swapped = schedule == "sw",
+        slices = number "k" or 1,
+        partials = number "p" or 0,
         producer_registers = producer,
         consumer_registers = consumer,
         wide = only ~= "narrow",
@@ -59,6 +67,22 @@ M.configurations = {
     row("co128x128c2s6p2g8", 40, 232, 0.348),
     row("co128x64c1s8p2g8", 40, 232, 0.270),
     row("co128x192c2s4p1g8", 40, 232, 0.640),
+    row("ex128x128c1s4k2g8", 40, 232, 0.392),
+    row("ex128x128c1s4k4g8", 40, 232, 0.392),
+    row("ex128x128c1s4k8g8", 40, 232, 0.392),
+    row("sw128x64c1s7k2g8", 40, 232, 0.270),
+    row("sw128x64c1s7k4g8", 40, 232, 0.270),
+    row("sw128x32c1s8k4g8", 40, 232, 0.200),
+    row("sw128x16c1s8k4g8", 40, 232, 0.180),
+    row("sw128x16c1s8k8g8", 40, 232, 0.180),
+    row("ex128x128c1s4p2k2g8", 40, 232, 0.336),
+    row("ex128x128c1s4p2k4g8", 40, 232, 0.336),
+    row("ex128x128c1s4p2k8g8", 40, 232, 0.336),
+    row("sw128x64c1s7p2k2g8", 40, 232, 0.270),
+    row("sw128x64c1s7p2k4g8", 40, 232, 0.270),
+    row("sw128x32c1s8p2k4g8", 40, 232, 0.200),
+    row("sw128x16c1s8p2k4g8", 40, 232, 0.180),
+    row("sw128x16c1s8p2k8g8", 40, 232, 0.180),
 }
 
 local by_name = {}
@@ -75,7 +99,16 @@ function M.slab_cols(out, add) return 128 // slab_size { out = out, add = add } 
 
 local SLABS = 32768 -- bytes of shared memory in which output tiles leave
 
-function M.shared_bytes(c) return c.stages * (c.bm + c.bn) * 128 + SLABS + 16 * c.stages + 16 end
+-- Bytes of shared memory: the stages, their barriers, then what a tile leaves in.
+function M.shared_bytes(c)
+    local out = SLABS
+    if c.swapped then
+        out = c.bn * (c.bm + 4) * 4
+    elseif c.exchange then
+        out = c.bm * (c.bn + 8) * 4
+    end
+    return ceil_div(c.stages * ((c.bm + c.bn) * 128 + 16) + 16 + 1536, 1024) * 1024 + out
+end
 
 -- Whether the configuration serves problems of this accumulation and output.
 function M.fits(c, problem)
@@ -84,12 +117,19 @@ function M.fits(c, problem)
     return c.narrow
 end
 
+-- Rows and columns of out that the CTAs of a cluster work on together.
+function M.tile_of(c)
+    if c.swapped then return c.bn, c.bm end
+    return c.bm * c.cluster, c.bn
+end
+
 -- ---- time ----------------------------------------------------------------------------------------
 
 local START = 3.3e-6 -- s, from launch to the first multiplication
 local FIRST = 1.2e-6 -- s, latencies of a tile's way out
 local OUT = { narrow = 2.6e-11, wide = 1.0e-10, add = 2.2e-10 } -- s for each element of a CTA's tile
 local OVERLAPPED = 0.1 -- share of the way out that still shows under pingpong
+local EXCHANGE = 2.0e-6 -- s, of a partial tile through shared memory, and the barriers
 local IDLE = 0.25 -- share of a block's time that goes when nearly all other SMs are idle
 local COPY = 4.25e12 -- bytes/s
 -- FLOP/s of all SMs under the power limit; outputs that are read and written again cost power too. It sets
@@ -97,8 +137,6 @@ local COPY = 4.25e12 -- bytes/s
 local SUSTAINED = { fast = 1.335e15, split = 1.255e15 }
 local SUSTAINED_ADD = 0.93
 local SHORT, LONG = 1.5e11, 6e11
-
-local function ceil_div(a, b) return (a + b - 1) // b end
 
 local function flops_of(p) return 2.0 * p.rows * p.cols * p.depth end
 
@@ -117,14 +155,15 @@ local function limited(free, p, sustained)
 end
 
 -- Seconds of the blocks of one tile, `us` each when all SMs are at work.
-local function blocks_seconds(us, p, busy)
-    return ceil_div(p.depth, 128) * us * 1e-6 * (1 - IDLE * (1 - busy))
+local function blocks_seconds(us, blocks, busy)
+    return blocks * us * 1e-6 * (1 - IDLE * (1 - busy))
 end
 
--- Waves of clusters of `cluster` CTAs, and the share of the SMs that the average wave keeps busy.
+-- Waves of clusters of `cluster` CTAs that share a tile, and the share of the SMs that the average wave
+-- keeps busy.
 local function waves_of(tile_rows, tile_cols, cluster, p)
-    local clusters = ceil_div(p.rows, tile_rows * cluster) * ceil_div(p.cols, tile_cols)
-    local at_once = p.sms // cluster
+    local clusters = ceil_div(p.rows, tile_rows) * ceil_div(p.cols, tile_cols)
+    local at_once = math.max(1, p.sms // cluster)
     local waves = ceil_div(clusters, at_once)
     return waves, clusters / (waves * at_once), clusters
 end
@@ -136,18 +175,22 @@ end
 
 -- Predicted seconds of a configuration, waves of clusters, and how full they are (with edges of tiles).
 function M.seconds(c, p)
-    local waves, busy = waves_of(c.bm, c.bn, c.cluster, p)
+    local rows, cols = M.tile_of(c)
+    local ctas = c.cluster * c.slices
+    local waves, busy = waves_of(rows, cols, ctas, p)
     local tile = c.bm * c.bn
-    local multiply = blocks_seconds(c.us, p, busy)
+    local multiply = blocks_seconds(c.us, ceil_div(ceil_div(p.depth, 128), c.slices), busy)
     local out = out_seconds(tile, p)
     local total
-    if c.pingpong then
+    if c.exchange then
+        total = waves * (multiply + EXCHANGE + out / c.slices)
+    elseif c.pingpong then
         local each = multiply + OVERLAPPED * out
         total = waves * math.max(each, (multiply + out) / 2) + out -- two warpgroups in turn
     else
         total = waves * (multiply + out)
     end
-    local full = p.rows * p.cols / (waves * (p.sms // c.cluster) * c.cluster * tile)
+    local full = p.rows * p.cols / (waves * math.max(1, p.sms // ctas) * rows * cols)
     return START + limited(total, p, SUSTAINED[p.accumulation]), waves, full
 end
 
@@ -164,7 +207,7 @@ function M.cublaslt_seconds(p)
     for _, t in ipairs(LT_TILES) do
         local waves, busy = waves_of(t[1], t[2], 1, p)
         local us = p.accumulation == "split" and t[3] * LT_SPLIT or t[3]
-        local each = blocks_seconds(us, p, busy)
+        local each = blocks_seconds(us, ceil_div(p.depth, 128), busy)
         if p.add then each = each + t[1] * t[2] * OUT.add / 2 end
         best = math.min(best, waves * each)
     end

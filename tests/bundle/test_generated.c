@@ -522,10 +522,13 @@ static void grids_of_clusters(void **state)
     struct side device = cuda_open(0, folder, "plain"); /* 96 features: 6 tiles along the columns */
     assert_int_equal(fprop_grid(&device, 300, 0, true), 2 * 66); /* 19 x 6 clusters of tiles */
     assert_int_equal(cuda->last_cluster, 2);
+    assert_true(cuda->last_overlaps);
     assert_int_equal(cuda->last_shared, shared);
     assert_int_equal(fprop_grid(&device, 17, 0, true), 2 * 12);
     assert_int_equal(fprop_grid(&device, 300, 9, true), 2 * 4);
     assert_int_equal(fprop_grid(&device, 300, 1, true), 2); /* no fewer than one cluster */
+    assert_true(fprop_grid(&device, 300, 0, false) > 0); /* ends with a quantise kernel */
+    assert_false(cuda->last_overlaps);
     cuda_close(&device);
     bundle_remove(folder);
 }

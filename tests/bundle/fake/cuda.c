@@ -377,6 +377,7 @@ CUresult fake_launch_kernel(CUfunction function, unsigned gx, unsigned gy, unsig
     count(&state.launches, 1);
     state.last_grid = gx;
     state.last_cluster = 1;
+    state.last_overlaps = false;
     state.last_shared = shared;
     snprintf(state.last_entry, sizeof state.last_entry, "%s", (const char *)function);
     if (state.launch)
@@ -389,14 +390,25 @@ EXPORT CUresult fake_launch_ex(const CUlaunchConfig *config, CUfunction function
 CUresult fake_launch_ex(const CUlaunchConfig *config, CUfunction function, void **parameters,
                         void **extra)
 {
-    if (config->numAttrs != 1 || config->attrs[0].id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION ||
-        config->gridDimX % config->attrs[0].value.clusterDim.x != 0)
+    unsigned cluster = 1;
+    bool overlaps = false;
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        const CUlaunchAttribute *attribute = &config->attrs[i];
+        if (attribute->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            cluster = attribute->value.clusterDim.x;
+        else if (attribute->id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+            overlaps = attribute->value.programmaticStreamSerializationAllowed;
+        else
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (config->numAttrs == 0 || cluster == 0 || config->gridDimX % cluster != 0)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result =
         fake_launch_kernel(function, config->gridDimX, config->gridDimY, config->gridDimZ,
                            config->blockDimX, config->blockDimY, config->blockDimZ,
                            config->sharedMemBytes, config->hStream, parameters, extra);
-    state.last_cluster = config->attrs[0].value.clusterDim.x;
+    state.last_cluster = cluster;
+    state.last_overlaps = overlaps;
     return result;
 }
 

@@ -56,6 +56,7 @@ struct fake_cuda {
     bool (*may)(
         void); /* may this thread load, allocate or wait now? What it does breaks a capture */
     unsigned last_grid, last_cluster, last_shared;
+    bool last_overlaps; /* programmatic stream serialization was asked for */
     char last_entry[128]; /* of a kernel */
 };
 

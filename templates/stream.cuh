@@ -1,0 +1,65 @@
+// stream.cuh - the flow for many tiles: each CTA, or each consumer warpgroup, takes one tile after the other
+// and the producer runs ahead into the next one. Two schedules:
+//   cooperative   both consumers work on one tile, half of its rows each
+//   pingpong      each has a tile of its own; while one writes its tile out, the other multiplies
+// In a cluster of two CTAs the tiles lie one below the other and share b: each CTA loads half of it and
+// multicasts it to both, which saves a quarter to a third of what L2 must deliver.
+#pragma once
+#include "epilogue.cuh"
+
+static_assert(slices == 1 && !swapped, "these belong to the exchange");
+
+__device__ __forceinline__ void produce(const tensor_map &map_a, const tensor_map &map_b,
+                                        const volatile extents &e, u32 base) {
+    const raster tiles = tiles_of(e);
+    const int blocks = e.blocks;
+    u32 full = base + barriers_offset, empty = full + 8 * stages;
+    u32 rank = cluster > 1 ? cluster_rank() : 0;
+    ring<stages> at;
+    if (threadIdx.x != consumers * 128) return;
+    prefetch(map_a);
+    prefetch(map_b);
+    wait_for_previous_kernel();
+    for (int t = blockIdx.x / cluster; t < tiles.count(); t += gridDim.x / cluster) {
+        tile_at tile = tiles.at(t);
+        int row = (tile.m * cluster + int(rank)) * bm, col = tile.n * bn;
+#pragma unroll 1 // 24 registers must do
+        for (int k = 0; k < blocks; ++k) {
+            u32 a = base + at.stage * stage_bytes, b = a + a_bytes, bar = full + 8 * at.stage;
+            mbarrier_wait(empty + 8 * at.stage, at.phase ^ 1);
+            mbarrier_expect(bar, stage_bytes);
+            tma_load(a, map_a, k * bk, row, bar);
+            if (cluster == 1) {
+                tma_load(b, map_b, k * bk, col, bar);
+            } else {
+                constexpr int part = bn / cluster;
+                tma_load_multicast(b + rank * part * bk, map_b, k * bk, col + rank * part, bar,
+                                   u16((1 << cluster) - 1));
+            }
+            at.next();
+        }
+    }
+}
+
+__device__ __forceinline__ void consume(const output &out, const scales &s,
+                                        const volatile extents &e, u32 base) {
+    int slab = 0;
+    u32 rank = cluster > 1 ? cluster_rank() : 0;
+    int step = gridDim.x / cluster;
+    int first_row = pingpong ? 0 : warpgroup() * waves * 64;
+    pipeline p = {base, {}};
+    if (pingpong && warpgroup() == 1) {
+        p.pass_turn(); // the first one is the other's
+        p.at.skip(e.blocks);
+    }
+    for (int t = blockIdx.x / cluster + (pingpong ? warpgroup() * step : 0);
+         t < tiles_of(e).count(); t += pingpong ? 2 * step : step) {
+        float acc[waves][accumulators];
+        multiply(acc, p, e.blocks);
+        if (pingpong) p.at.skip(e.blocks); // the other one's stages
+        tile_at tile = tiles_of(e).at(t);
+        int row = (tile.m * cluster + int(rank)) * bm + first_row, col = tile.n * bn;
+        write_out(acc, s, out, base, slab, row, col);
+    }
+    if (thread() % 128 == 0) tma_wait<0>();
+}
