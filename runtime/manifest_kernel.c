@@ -165,10 +165,10 @@ static fp8_status read_grid(struct fp8_reader *reader, const json_t *record,
     size_t mark = fp8_read_enter(reader, "grid");
     FP8_TRY(fp8_read_word(reader, object, "rule", rules, 3, &rule));
     grid->rule = (enum fp8_grid_rule)rule;
-    FP8_TRY(fp8_read_keys(reader, object, keys[rule]));
     if ((grid->rule == FP8_GRID_CLUSTERS) != (kernel->op == FP8_OP_GEMM))
         return fp8_read_bad(reader, "the rule '%s' is not for kernels of op '%s'", rules[rule],
                             fp8_op_names[kernel->op]);
+    FP8_TRY(fp8_read_keys(reader, object, keys[rule]));
     FP8_TRY(read_grid_arg(reader, object, "rows", kernel->op, &grid->rows));
     FP8_TRY(read_grid_arg(reader, object, "cols", kernel->op, &grid->cols));
     if (grid->rule == FP8_GRID_ELEMENTS) {
