@@ -50,6 +50,8 @@
     X(memset_2d_d8, "cuMemsetD2D8Async",                                                           \
       (CUdeviceptr, size_t, unsigned char, size_t, size_t, CUstream))                              \
     X(stream_create, "cuStreamCreate", (CUstream *, unsigned))                                     \
+    X(priority_range, "cuCtxGetStreamPriorityRange", (int *, int *))                               \
+    X(stream_create_first, "cuStreamCreateWithPriority", (CUstream *, unsigned, int))              \
     X(stream_destroy, "cuStreamDestroy_v2", (CUstream))                                            \
     X(stream_synchronize, "cuStreamSynchronize", (CUstream))                                       \
     X(stream_query, "cuStreamQuery", (CUstream))                                                   \

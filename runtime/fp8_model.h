@@ -52,10 +52,13 @@ typedef struct fp8_sharding {
 FP8_API fp8_status fp8_shard_range(const fp8_layer *layer, const fp8_sharding *sharding,
                                    int64_t *first, int64_t *count, int64_t *chunk);
 
-/* Bytes of a quantised shard, the same for all ranks, a multiple of 256. What they hold, in this order:
- *     scales   float32[16] as in an operand, 256 bytes
- *     data     rows: chunk rows of roundup(K,128) bytes; elements: chunk bytes (then to 256 bytes)
- * Unused rows and bytes are zero. Gather it as bytes. */
+/* Bytes of a quantised shard, the same for all ranks, a multiple of 256. What they hold, in this order, each
+ * part 256-byte aligned:
+ *     scales   float32[16] as in an operand
+ *     tiles    with scaling of 128 x 128: float32 [chunk / 128][roundup(ceil(K / 128), 4)]
+ *     data     rows: chunk rows of roundup(K,128) bytes; elements: chunk bytes
+ * Unused rows and bytes are zero. Gather it as bytes. Recipes: current, delayed (whose weights take their
+ * scale from the amax given, not from the state), block. */
 FP8_API fp8_status fp8_shard_bytes(const fp8_layer *layer, const fp8_sharding *sharding,
                                    size_t *bytes);
 
@@ -70,11 +73,14 @@ typedef struct fp8_shard_args {
         *source; /* w_dtype: [count, K], or for elements [1, count]; NULL if count is 0 */
     float *
         amax; /* device. shard_amax: receives the largest finite |w| of the shard. shard_quantize: the
-                  * amax of the whole weight, read in stream order */
+                  * amax of the whole weight, read in stream order. With scaling of 128 x 128 there is
+                  * nothing to know: 0 comes out, and NULL will do */
     void *shard; /* shard_quantize: fp8_shard_bytes, 16-byte aligned; written whole */
     size_t shard_bytes;
-    uint32_t *found_inf; /* shard_amax: set to 1 if the shard holds inf or NaN; may be NULL */
-    fp8_call call;       /* workspace as for the layer with 0 tokens */
+    uint32_t *
+        found_inf; /* set to 1 if the shard holds inf or NaN, by shard_amax (with scaling of 128 x 128
+                          * by shard_quantize); may be NULL */
+    fp8_call call; /* workspace as for the layer with 0 tokens */
     uint64_t reserved[4];
 } fp8_shard_args;
 

@@ -172,13 +172,16 @@ static fp8_status describe_weight(const fp8_model *model, const fp8_model_layer 
 static size_t place_in_slot(const fp8_model *model, struct fp8_model_weight *weight, size_t at)
 {
     weight->operand_offset = at;
-    size_t rows = FP8_PART_ALIGN + (size_t)model->ranks * weight->shard.data_bytes;
+    size_t rows = weight->shard.data_offset + (size_t)model->ranks * weight->shard.data_bytes +
+                  fp8_align_up((size_t)model->ranks * weight->shard.scale_bytes, FP8_PART_ALIGN);
     size_t bytes = weight->operand_bytes;
     if (!weight->is_hooked && rows > bytes)
         bytes = rows;
     at = align(at + bytes);
     weight->bias_offset = at;
-    return align(at + (size_t)model->ranks * weight->bias_bytes);
+    at = align(at + (size_t)model->ranks * weight->bias_bytes);
+    weight->scales_offset = at;
+    return align(at + (size_t)model->ranks * weight->shard.scale_bytes);
 }
 
 /* Neighbours of one number form a group. */
@@ -372,10 +375,29 @@ static void drop_marks(fp8_model *model)
         drop_mark(model, &model->grads[i].free);
 }
 
+/* The stream of the collectives goes first where SMs become free: what it does is waited for. */
+static fp8_status make_stream(fp8_model *model)
+{
+    const struct fp8_driver *driver = model->context->driver;
+    int least = 0, greatest = 0;
+    struct fp8_uncaptured entered;
+    CUstream stream = NULL;
+    if (model->context->is_host)
+        return FP8_OK;
+    FP8_TRY(fp8_uncaptured_enter(model->context, "model_create", NULL, &entered));
+    CUresult result = driver->priority_range(&least, &greatest);
+    if (result == CUDA_SUCCESS)
+        result = driver->stream_create_first(&stream, CU_STREAM_NON_BLOCKING, greatest);
+    fp8_uncaptured_leave(model->context, &entered);
+    model->stream = stream;
+    return result == CUDA_SUCCESS ? FP8_OK
+                                  : fp8_fail_cuda(driver, result, "model_create: its stream");
+}
+
 static fp8_status make_memory(fp8_model *model)
 {
     void *pool = NULL;
-    FP8_TRY(fp8_stream_create(model->context, &model->stream));
+    FP8_TRY(make_stream(model));
     if (model->comm)
         FP8_TRY(fp8_comm_alloc(model->comm, model->bytes.pool, &pool));
     else

@@ -33,6 +33,7 @@ struct fp8_model_weight {
     size_t operand_offset; /* in the slot of its group */
     size_t operand_bytes;  /* what fp8_operand.bytes says */
     size_t bias_offset;
+    size_t scales_offset; /* tile scales of all ranks, which then go into the operand */
     float *amax;
     /* state */
     bool has_bias; /* the last update brought the bias */

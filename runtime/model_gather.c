@@ -12,7 +12,7 @@
 
 #include "runtime/model.h"
 
-enum { PARTS = 256 };
+enum { PARTS = 256, PARTS_OF_WEIGHT = 3 };
 
 /* ---- update ---- */
 
@@ -249,12 +249,28 @@ static fp8_status prepare_weight(fp8_model *model, struct fp8_model_weight *weig
     const int64_t padded = fp8_round_up(weight->plan->out_features, FP8_PAD_ROWS);
     FP8_TRY(fp8_zero_2d(model->context, view.row + brought * view.row_ld, view.row_ld, view.row_ld,
                         padded - brought, model->stream));
-    parts[(*count)++] = (fp8_gather_part){ weight->shard_memory + FP8_PART_ALIGN, view.row,
+    parts[(*count)++] = (fp8_gather_part){ weight->shard_memory + shard->data_offset, view.row,
                                            (size_t)(shard->chunk * shard->row_ld) };
+    if (shard->is_tile)
+        parts[(*count)++] = (fp8_gather_part){ weight->shard_memory + FP8_PART_ALIGN,
+                                               slot + weight->scales_offset, shard->scale_bytes };
     if (weight->has_bias)
         parts[(*count)++] = (fp8_gather_part){ weight->bias_memory, slot + weight->bias_offset,
                                                weight->bias_bytes };
     return FP8_OK;
+}
+
+/* Scales of tiles arrive beside the operand: padded for all ranks they can be more than it holds. */
+static fp8_status finish_weight(fp8_model *model, const struct fp8_model_weight *weight,
+                                const uint8_t *slot)
+{
+    fp8_operand_view view;
+    if (!weight->shard.is_tile)
+        return FP8_OK;
+    FP8_TRY(fp8_operand_parts(&weight->operand, &view));
+    const int64_t tiles = fp8_ceil_div(weight->plan->out_features, FP8_BLOCK);
+    return fp8_copy_bytes(model->context, view.row_scales, slot + weight->scales_offset,
+                          (size_t)(tiles * view.row_scales_ld) * sizeof(float), model->stream);
 }
 
 static void make_label(const fp8_model *model, const struct fp8_model_group *group, fp8_pass pass,
@@ -279,7 +295,7 @@ static fp8_status gather(fp8_model *model, int index, fp8_pass pass)
     FP8_TRY(fp8_mark_wait(model, &slot->read, model->stream));
     int span = fp8_model_begin(model, "all_gather", group->first, true, model->stream);
     for (int i = group->first; i < group->first + group->count; i++) {
-        if (count > PARTS - 2) { /* a group without end: in pieces */
+        if (count > PARTS - PARTS_OF_WEIGHT) { /* a group without end: in pieces */
             FP8_TRY(fp8_comm_all_gather(model->comm, parts, count, "w of a large group",
                                         model->stream));
             count = 0;
@@ -288,6 +304,8 @@ static fp8_status gather(fp8_model *model, int index, fp8_pass pass)
     }
     make_label(model, group, pass, label, sizeof label);
     FP8_TRY(fp8_comm_all_gather(model->comm, parts, count, label, model->stream));
+    for (int i = group->first; i < group->first + group->count; i++)
+        FP8_TRY(finish_weight(model, &model->weights[i], slot->memory));
     fp8_model_end(model, span, model->stream);
     FP8_TRY(fp8_mark_record(model, &group->arrived, model->stream));
     group->state = FP8_GROUP_GATHERED;

@@ -13,13 +13,23 @@
 
 #include "runtime/host.h"
 
-enum { FLAT = 2048, TILE = 128 };
+enum { FLAT = 2048 };
 
 /* ---- arithmetic ---- */
 
-static const struct fp8_step *find_step(const fp8_layer *layer, enum fp8_op op)
+/* The step that quantises w: cast with a given amax, or by tiles; NULL: w's copies cannot be made from
+ * rows alone. */
+static const struct fp8_step *find_step(const fp8_layer *layer, bool *is_tile)
 {
-    const struct fp8_pass_plan *pass = &layer->plan->passes[FP8_PASS_WEIGHT];
+    const struct fp8_layer_plan *plan = layer->plan;
+    const fp8_scaling *scalings = plan->scalings[FP8_ROLE_W];
+    *is_tile = scalings[FP8_ROW_COPY] == FP8_SCALING_TILE;
+    if (plan->is_bf16 || scalings[FP8_ROW_COPY] != scalings[FP8_TRANSPOSED_COPY] ||
+        (!*is_tile && scalings[FP8_ROW_COPY] != FP8_SCALING_TENSOR))
+        return NULL;
+    const enum fp8_op op = *is_tile ? FP8_OP_QUANTIZE_BLOCK : FP8_OP_CAST;
+    const struct fp8_pass_plan *pass =
+        &plan->passes[*is_tile ? FP8_PASS_WEIGHT : fp8_given_pass(FP8_ROLE_W)];
     for (int i = 0; i < pass->step_count; i++) {
         if (pass->steps[i].op == op)
             return &pass->steps[i];
@@ -45,14 +55,23 @@ static fp8_status check_sharding(const char *call, const fp8_layer *layer,
         sharding->rank >= sharding->ranks)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: sharding->rank is %d of %d ranks; it counts from 0",
                         call, sharding->rank, sharding->ranks);
-    if (!find_step(layer, FP8_OP_AMAX) || !find_step(layer, FP8_OP_QUANTIZE)) {
+    bool is_tile;
+    if (!find_step(layer, &is_tile)) {
         fp8_layer_info info = { .size = sizeof info };
         FP8_TRY(fp8_layer_describe(layer, &info));
         return fp8_fail(FP8_ERR_UNSUPPORTED,
-                        "%s: layer '%s' has recipe '%s'; weights are sharded in FP8 with recipe "
-                        "'current' (gather the others in high precision through a weight hook)",
-                        call, layer->plan->name, info.recipe);
+                        "%s: layer '%s' has recipe '%s'%s; weights are sharded in FP8 with recipes "
+                        "'current', 'delayed' and 'block' (the others need w whole: gather it in "
+                        "high precision and give it through a weight hook)",
+                        call, layer->plan->name, info.recipe,
+                        layer->plan->is_bf16 ? " and compute bf16" : "");
     }
+    if (is_tile && sharding->kind == FP8_SHARD_ELEMENTS)
+        return fp8_fail(
+            FP8_ERR_UNSUPPORTED,
+            "%s: layer '%s' has scales of 128 x 128, which a range of elements cuts; shard "
+            "whole rows (FP8_SHARD_ROWS)",
+            call, layer->plan->name);
     return FP8_OK;
 }
 
@@ -64,10 +83,12 @@ fp8_status fp8_shard_shape_of(const char *call, const fp8_layer *layer,
     const int64_t ranks = sharding->ranks;
     memset(shape, 0, sizeof *shape);
     shape->kind = sharding->kind;
+    (void)find_step(layer, &shape->is_tile);
     int64_t data;
     if (sharding->kind == FP8_SHARD_ROWS) {
+        const int64_t multiple = shape->is_tile ? FP8_BLOCK : layer->plan->shard.multiple;
         shape->all = n;
-        shape->chunk = fp8_round_up(fp8_ceil_div(n, ranks), layer->plan->shard.multiple);
+        shape->chunk = fp8_round_up(fp8_ceil_div(n, ranks), multiple);
         shape->row_ld = fp8_round_up(k, FP8_PAD_LD);
         data = shape->chunk * shape->row_ld;
     } else {
@@ -75,10 +96,15 @@ fp8_status fp8_shard_shape_of(const char *call, const fp8_layer *layer,
         shape->chunk = fp8_ceil_div(n * k, ranks);
         shape->row_ld = data = shape->chunk;
     }
+    if (shape->is_tile) {
+        shape->scales_ld = fp8_round_up(fp8_ceil_div(k, FP8_BLOCK), FP8_PAD_TILE_SCALES);
+        shape->scale_bytes = (size_t)(shape->chunk / FP8_BLOCK * shape->scales_ld) * sizeof(float);
+    }
     shape->first = fp8_min_i64(sharding->rank * shape->chunk, shape->all);
     shape->count = fp8_min_i64(shape->chunk, shape->all - shape->first);
+    shape->data_offset = FP8_PART_ALIGN + fp8_align_up(shape->scale_bytes, FP8_PART_ALIGN);
     shape->data_bytes = fp8_align_up((size_t)data, FP8_PART_ALIGN);
-    shape->bytes = FP8_PART_ALIGN + shape->data_bytes;
+    shape->bytes = shape->data_offset + shape->data_bytes;
     return FP8_OK;
 }
 
@@ -135,146 +161,66 @@ static fp8_status check_args(const char *call, const fp8_layer *layer, const fp8
     FP8_TRY(fp8_shard_shape_of(call, layer, args->sharding, shape));
     const struct fp8_check check = { .call = call, .plan = layer->plan };
     FP8_TRY(check_source(&check, args, shape));
-    if (!args->amax || (uintptr_t)args->amax % sizeof(float))
+    if ((!args->amax && !shape->is_tile) || (uintptr_t)args->amax % sizeof(float))
         return fp8_fail(args->amax ? FP8_ERR_ALIGNMENT : FP8_ERR_ARGUMENT,
                         "%s: amax is %p; pass a float of the device, aligned to 4 bytes", call,
                         (void *)args->amax);
     return fp8_check_call(&check, layer, &args->call);
 }
 
-/* ---- amax ---- */
-
-/* The workspace: partial maxima, scales. */
-struct scratch {
-    float *partials;
-    int64_t n_partials;
-    float *scales;
-};
-
-static fp8_status lay_scratch(const char *call, const fp8_layer *layer, const fp8_call *given,
-                              struct scratch *scratch)
-{
-    const struct fp8_step *step = find_step(layer, FP8_OP_AMAX);
-    scratch->n_partials = step->args[FP8_AMAX_n_partials].literal;
-    uintptr_t at = fp8_align_up((uintptr_t)given->workspace, FP8_PART_ALIGN);
-    scratch->partials = (float *)at;
-    at += fp8_align_up((size_t)scratch->n_partials * sizeof(float), FP8_PART_ALIGN);
-    scratch->scales = (float *)at;
-    at += FP8_SCALES_COUNT * sizeof(float);
-    if (at - (uintptr_t)given->workspace <= given->workspace_bytes)
-        return FP8_OK;
-    return fp8_fail(FP8_ERR_WORKSPACE,
-                    "%s: the workspace has %zu bytes, but %zu are needed; size it with "
-                    "fp8_layer_bytes(FP8_BYTES_WORKSPACE)",
-                    call, given->workspace_bytes, (size_t)(at - (uintptr_t)given->workspace));
-}
+/* ---- amax and quantise: one op, on the shard as a matrix or two ---- */
 
 struct matrix {
     void *data;
     int64_t ld, rows, cols;
 };
 
-/* The maximum of partials and the scales that follow from it: the op quantize on one element that is
- * written nowhere. */
-static fp8_status make_scales(const fp8_layer *layer, const fp8_call *call, void *partials,
-                              int64_t n_partials, float *scales)
-{
-    const struct fp8_step *step = find_step(layer, FP8_OP_QUANTIZE);
-    fp8_value values[FP8_OP_MAX_ARGS] = { 0 };
-    values[FP8_QUANTIZE_source].p = partials; /* any memory */
-    values[FP8_QUANTIZE_source_ld].i = 1;
-    values[FP8_QUANTIZE_rows].i = 1;
-    values[FP8_QUANTIZE_cols].i = 1;
-    values[FP8_QUANTIZE_partials].p = partials;
-    values[FP8_QUANTIZE_n_partials].i = n_partials;
-    values[FP8_QUANTIZE_scales].p = scales;
-    return fp8_kernel_run(layer->context, step->kernel, values, call->stream,
-                          fp8_sms_of_call(layer->context, call->max_sms));
-}
-
-static fp8_status run_amax(const fp8_layer *layer, const fp8_shard_args *args,
-                           const struct scratch *scratch)
-{
-    const struct fp8_step *step = find_step(layer, FP8_OP_AMAX);
-    const fp8_tensor *source = args->source;
-    if (args->count == 0)
-        return fp8_fill_words(layer->context, args->amax, 0, 1, args->call.stream);
-    fp8_value values[FP8_OP_MAX_ARGS] = { 0 };
-    values[FP8_AMAX_source].p = source->data;
-    values[FP8_AMAX_source_ld].i = source->rows > 1 ? source->ld : source->cols;
-    values[FP8_AMAX_rows].i = source->rows;
-    values[FP8_AMAX_cols].i = source->cols;
-    values[FP8_AMAX_partials].p = scratch->partials;
-    values[FP8_AMAX_n_partials].i = scratch->n_partials;
-    values[FP8_AMAX_found_inf].p = args->found_inf;
-    FP8_TRY(fp8_kernel_run(layer->context, step->kernel, values, args->call.stream,
-                           fp8_sms_of_call(layer->context, args->call.max_sms)));
-    FP8_TRY(
-        make_scales(layer, &args->call, scratch->partials, scratch->n_partials, scratch->scales));
-    return fp8_copy_bytes(layer->context, args->amax, scratch->scales + FP8_SCALES_AMAX,
-                          sizeof(float), args->call.stream);
-}
-
-fp8_status fp8_shard_amax(const fp8_layer *layer, const fp8_shard_args *args)
-{
-    const char *call = "shard_amax";
-    struct fp8_shard_shape shape;
-    struct scratch scratch;
-    fp8_status status = check_args(call, layer, args, &shape);
-    if (status == FP8_OK)
-        status = fp8_check_found_inf(call, args->found_inf);
-    if (status == FP8_OK)
-        status = lay_scratch(call, layer, &args->call, &scratch);
-    bool pushed;
-    if (status == FP8_OK && (status = fp8_context_enter(layer->context, &pushed)) == FP8_OK) {
-        status = run_amax(layer, args, &scratch);
-        fp8_context_leave(layer->context, pushed);
-    }
-    return layer ? fp8_report(layer->context, status) : status;
-}
-
-/* ---- quantise ---- */
-
+/* What the cast leaves; NULL: not wanted. */
 struct target {
     float *scales;
     uint8_t *row;
     int64_t row_ld, row_rows;
+    float *amax; /* the running maximum */
+    uint32_t *found_inf;
 };
 
-static fp8_status cast(const fp8_layer *layer, const fp8_shard_args *args, struct matrix from,
-                       struct target to)
+static fp8_status cast(const fp8_layer *layer, const fp8_call *call, const float *amax,
+                       const struct matrix *from, const struct target *to)
 {
-    const struct fp8_step *step = find_step(layer, FP8_OP_QUANTIZE);
+    bool is_tile;
+    const struct fp8_step *step = find_step(layer, &is_tile);
     fp8_value values[FP8_OP_MAX_ARGS] = { 0 };
-    values[FP8_QUANTIZE_source].p = from.data;
-    values[FP8_QUANTIZE_source_ld].i = from.ld;
-    values[FP8_QUANTIZE_rows].i = from.rows;
-    values[FP8_QUANTIZE_cols].i = from.cols;
-    values[FP8_QUANTIZE_partials].p = args->amax;
-    values[FP8_QUANTIZE_n_partials].i = 1;
-    values[FP8_QUANTIZE_scales].p = to.scales;
-    values[FP8_QUANTIZE_row].p = to.row;
-    values[FP8_QUANTIZE_row_ld].i = to.row_ld;
-    values[FP8_QUANTIZE_row_rows].i = to.row_rows;
-    return fp8_kernel_run(layer->context, step->kernel, values, args->call.stream,
-                          fp8_sms_of_call(layer->context, args->call.max_sms));
+    values[FP8_CAST_source].p = from->data;
+    values[FP8_CAST_source_ld].i = from->ld;
+    values[FP8_CAST_rows].i = from->rows;
+    values[FP8_CAST_cols].i = from->cols;
+    values[FP8_CAST_known].p = (void *)(uintptr_t)amax;
+    values[FP8_CAST_known_is_amax].i = 1;
+    values[FP8_CAST_scales].p = to->scales;
+    values[FP8_CAST_row].p = to->row;
+    values[FP8_CAST_row_ld].i = to->row_ld;
+    values[FP8_CAST_row_rows].i = to->row_rows;
+    values[FP8_CAST_amax].p = to->amax;
+    values[FP8_CAST_found_inf].p = to->found_inf;
+    return fp8_kernel_run(layer->context, step->kernel, values, call->stream,
+                          fp8_sms_of_call(layer->context, call->max_sms));
 }
 
-/* Rows as they are; the kernel zeroes pads up to the next 128 rows. *end: bytes written. */
-static fp8_status cast_rows(const fp8_layer *layer, const fp8_shard_args *args,
+/* Rows as they are. Pads are zeroed up to the next 128 rows; *end: bytes written. */
+static fp8_status cast_rows(const fp8_layer *layer, const fp8_shard_args *args, const float *amax,
                             const struct fp8_shard_shape *shape, struct target to, size_t *end)
 {
     const fp8_tensor *source = args->source;
     const struct matrix from = { source->data, source->rows > 1 ? source->ld : source->cols,
                                  source->rows, source->cols };
     to.row_ld = shape->row_ld;
-    to.row_rows = fp8_min_i64(shape->chunk, fp8_round_up(args->count, TILE));
+    to.row_rows = fp8_min_i64(shape->chunk, fp8_round_up(args->count, FP8_BLOCK));
     *end = (size_t)(to.row_rows * to.row_ld);
-    return cast(layer, args, from, to);
+    return cast(layer, &args->call, amax, &from, &to);
 }
 
 static fp8_status cast_elements(const fp8_layer *layer, const fp8_shard_args *args,
-                                struct target to, size_t *end)
+                                const float *amax, struct target to, size_t *end)
 {
     const size_t element =
         fp8_dtype_bytes(layer->plan->buffers[layer->plan->slots[FP8_SLOT_W]].dtype);
@@ -283,16 +229,93 @@ static fp8_status cast_elements(const fp8_layer *layer, const fp8_shard_args *ar
     to.row_ld = FLAT;
     to.row_rows = rows;
     if (rows > 0)
-        FP8_TRY(cast(layer, args, from, to));
+        FP8_TRY(cast(layer, &args->call, amax, &from, &to));
     *end = (size_t)(rows * FLAT);
     if (rest == 0)
         return FP8_OK;
     from = (struct matrix){ (char *)args->source->data + *end * element, rest, 1, rest };
-    to.row += *end;
+    to.row = to.row ? to.row + *end : NULL;
     to.row_ld = fp8_round_up(rest, FP8_PAD_LD);
     to.row_rows = 1;
     *end += (size_t)to.row_ld;
-    return cast(layer, args, from, to);
+    return cast(layer, &args->call, amax, &from, &to);
+}
+
+static fp8_status cast_shard(const fp8_layer *layer, const fp8_shard_args *args, const float *amax,
+                             const struct fp8_shard_shape *shape, const struct target *to,
+                             size_t *end)
+{
+    *end = 0;
+    if (args->count == 0) { /* an element that is written nowhere: the scales alone */
+        const struct matrix any = { (void *)(uintptr_t)amax, 1, 1, 1 };
+        const struct target scales = { .scales = to->scales };
+        return cast(layer, &args->call, amax, &any, &scales);
+    }
+    if (shape->kind == FP8_SHARD_ROWS)
+        return cast_rows(layer, args, amax, shape, *to, end);
+    return cast_elements(layer, args, amax, *to, end);
+}
+
+/* The workspace: a zero, which stands for an amax, and scales that nobody wants. */
+static fp8_status run_amax(const fp8_layer *layer, const fp8_shard_args *args,
+                           const struct fp8_shard_shape *shape)
+{
+    const fp8_context *context = layer->context;
+    float *zero = (float *)fp8_align_up((uintptr_t)args->call.workspace, FP8_PART_ALIGN);
+    const struct target to = { .scales = zero + FP8_SCALES_COUNT,
+                               .amax = args->amax,
+                               .found_inf = args->found_inf };
+    size_t end;
+    if (args->amax)
+        FP8_TRY(fp8_fill_words(context, args->amax, 0, 1, args->call.stream));
+    if (shape->is_tile || args->count == 0)
+        return FP8_OK;
+    FP8_TRY(fp8_fill_words(context, zero, 0, 1, args->call.stream));
+    return cast_shard(layer, args, zero, shape, &to, &end);
+}
+
+fp8_status fp8_shard_amax(const fp8_layer *layer, const fp8_shard_args *args)
+{
+    const char *call = "shard_amax";
+    struct fp8_shard_shape shape;
+    fp8_status status = check_args(call, layer, args, &shape);
+    if (status == FP8_OK)
+        status = fp8_check_found_inf(call, args->found_inf);
+    bool pushed;
+    if (status == FP8_OK && (status = fp8_context_enter(layer->context, &pushed)) == FP8_OK) {
+        status = run_amax(layer, args, &shape);
+        fp8_context_leave(layer->context, pushed);
+    }
+    return layer ? fp8_report(layer->context, status) : status;
+}
+
+/* Every 128 x 128 has its own scale: nothing to know beforehand. */
+static fp8_status run_tiles(const fp8_layer *layer, const fp8_shard_args *args,
+                            const struct fp8_shard_shape *shape, size_t *end)
+{
+    bool is_tile;
+    const struct fp8_step *step = find_step(layer, &is_tile);
+    const fp8_tensor *source = args->source;
+    uint8_t *shard = args->shard;
+    const int64_t scales = (int64_t)(shape->data_offset);
+    *end = 0;
+    FP8_TRY(fp8_zero_2d(layer->context, shard, scales, scales, 1, args->call.stream));
+    if (args->count == 0)
+        return FP8_OK;
+    fp8_value values[FP8_OP_MAX_ARGS] = { 0 };
+    values[FP8_QUANTIZE_BLOCK_source].p = source->data;
+    values[FP8_QUANTIZE_BLOCK_source_ld].i = source->rows > 1 ? source->ld : source->cols;
+    values[FP8_QUANTIZE_BLOCK_rows].i = source->rows;
+    values[FP8_QUANTIZE_BLOCK_cols].i = source->cols;
+    values[FP8_QUANTIZE_BLOCK_row].p = shard + shape->data_offset;
+    values[FP8_QUANTIZE_BLOCK_row_ld].i = shape->row_ld;
+    values[FP8_QUANTIZE_BLOCK_row_rows].i = fp8_round_up(args->count, FP8_BLOCK);
+    values[FP8_QUANTIZE_BLOCK_row_scales].p = shard + FP8_PART_ALIGN;
+    values[FP8_QUANTIZE_BLOCK_row_scales_ld].i = shape->scales_ld;
+    values[FP8_QUANTIZE_BLOCK_found_inf].p = args->found_inf;
+    *end = (size_t)(values[FP8_QUANTIZE_BLOCK_row_rows].i * shape->row_ld);
+    return fp8_kernel_run(layer->context, step->kernel, values, args->call.stream,
+                          fp8_sms_of_call(layer->context, args->call.max_sms));
 }
 
 static fp8_status run_quantize(const fp8_layer *layer, const fp8_shard_args *args,
@@ -300,15 +323,15 @@ static fp8_status run_quantize(const fp8_layer *layer, const fp8_shard_args *arg
 {
     size_t end = 0;
     const struct target to = { .scales = args->shard,
-                               .row = (uint8_t *)args->shard + FP8_PART_ALIGN };
-    if (args->count == 0)
-        FP8_TRY(make_scales(layer, &args->call, args->amax, 1, to.scales));
-    else if (shape->kind == FP8_SHARD_ROWS)
-        FP8_TRY(cast_rows(layer, args, shape, to, &end));
+                               .row = (uint8_t *)args->shard + shape->data_offset };
+    if (shape->is_tile)
+        FP8_TRY(run_tiles(layer, args, shape, &end));
     else
-        FP8_TRY(cast_elements(layer, args, to, &end));
+        FP8_TRY(cast_shard(layer, args, args->amax, shape, &to, &end));
     const int64_t rest = (int64_t)(shape->data_bytes - end);
     FP8_TRY(fp8_zero_2d(layer->context, to.row + end, rest, rest, 1, args->call.stream));
+    if (shape->is_tile)
+        return FP8_OK;
     const int64_t gap = FP8_PART_ALIGN - FP8_SCALES_COUNT * (int64_t)sizeof(float);
     return fp8_zero_2d(layer->context, to.scales + FP8_SCALES_COUNT, gap, gap, 1,
                        args->call.stream);
@@ -358,6 +381,10 @@ static fp8_status check_pieces(const fp8_layer *layer, const fp8_unpack_args *ar
                 (long long)shape->all);
         if (!piece->shard)
             return fp8_fail(FP8_ERR_ARGUMENT, "shard_unpack: shard of piece %zu is NULL", i);
+        if (shape->is_tile && piece->first % FP8_BLOCK)
+            return fp8_fail(FP8_ERR_SHAPE,
+                            "shard_unpack: piece %zu begins at row %lld, inside a tile of 128 rows",
+                            i, (long long)piece->first);
         at += piece->count;
     }
     if (at != shape->all)
@@ -414,12 +441,18 @@ static fp8_status put_pieces(const fp8_layer *layer, const fp8_unpack_args *args
     bool has_scales = false;
     for (size_t i = 0; i < args->piece_count; i++) {
         const fp8_shard_piece *piece = &args->pieces[i];
-        const uint8_t *data = (const uint8_t *)piece->shard + FP8_PART_ALIGN;
+        const uint8_t *data = (const uint8_t *)piece->shard + shape->data_offset;
         if (piece->count == 0)
             continue;
         if (!has_scales)
             FP8_TRY(fp8_copy_bytes(context, view->scales, piece->shard, FP8_PART_ALIGN, stream));
         has_scales = true;
+        if (shape->is_tile)
+            FP8_TRY(fp8_copy_bytes(
+                context, view->row_scales + piece->first / FP8_BLOCK * shape->scales_ld,
+                (const uint8_t *)piece->shard + FP8_PART_ALIGN,
+                (size_t)(fp8_ceil_div(piece->count, FP8_BLOCK) * shape->scales_ld) * sizeof(float),
+                stream));
         if (shape->kind == FP8_SHARD_ROWS)
             FP8_TRY(fp8_copy_bytes(context, view->row + piece->first * view->row_ld, data,
                                    (size_t)(piece->count * view->row_ld), stream));
@@ -477,6 +510,10 @@ fp8_status fp8_shard_transpose(const fp8_layer *layer, const fp8_operand *operan
     values[FP8_TRANSPOSE_transposed].p = view.transposed;
     values[FP8_TRANSPOSE_transposed_ld].i = view.transposed_ld;
     values[FP8_TRANSPOSE_transposed_rows].i = fp8_round_up(operand->cols, FP8_PAD_ROWS);
+    values[FP8_TRANSPOSE_scales].p = view.row_scales;
+    values[FP8_TRANSPOSE_scales_ld].i = view.row_scales_ld;
+    values[FP8_TRANSPOSE_transposed_scales].p = view.transposed_scales;
+    values[FP8_TRANSPOSE_transposed_scales_ld].i = view.transposed_scales_ld;
     if (layer->context->is_host)
         return fp8_host_transpose(layer->context->pool, values);
     if (layer->plan->transpose)

@@ -13,8 +13,12 @@ struct fp8_shard_shape {
     int64_t all;   /* rows or elements of w */
     int64_t chunk; /* of every rank, pads included */
     int64_t first, count;
-    int64_t row_ld;    /* bytes from one row to the next: rows; bytes of a chunk: elements */
-    size_t data_bytes; /* behind the scales */
+    int64_t row_ld;     /* bytes from one row to the next: rows; bytes of a chunk: elements */
+    bool is_tile;       /* scales of 128 x 128; else one for the tensor */
+    int64_t scales_ld;  /* of tile scales, in elements */
+    size_t scale_bytes; /* of a chunk's tile scales */
+    size_t data_offset; /* of the FP8 bytes in a shard */
+    size_t data_bytes;
     size_t bytes;
 };
 

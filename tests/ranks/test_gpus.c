@@ -25,6 +25,7 @@ static const char spec[] =
     "linear \"c\" { in_features = 128, out_features = 1, bias = true },\n"
     "linear \"d\" { in_features = 1024, out_features = 4097 },\n"
     "linear \"e\" { in_features = 640, out_features = 768, grad_weight = \"bf16\" },\n"
+    "linear \"f\" { in_features = 640, out_features = 389, recipe = recipe.block {} },\n"
     "} }\n";
 
 static void run(struct model_case c)

@@ -8,7 +8,7 @@
 
 static char bundle[256];
 
-/* Uneven shards, empty ones, dims that are no multiple of anything, both dtypes of dw. */
+/* Uneven shards, empty ones, dims that are no multiple of anything, both dtypes of dw, scales of tiles. */
 static const char spec[] = "return model \"shards\" { tokens = 16, layers = {\n"
                            "linear \"a\" { in_features = 72, out_features = 200, bias = true },\n"
                            "linear \"b\" { in_features = 128, out_features = 10 },\n"
@@ -16,6 +16,8 @@ static const char spec[] = "return model \"shards\" { tokens = 16, layers = {\n"
                            "linear \"d\" { in_features = 130, out_features = 257 },\n"
                            "linear \"e\" { in_features = 48, out_features = 1,\n"
                            "               grad_weight = \"bf16\" },\n"
+                           "linear \"f\" { in_features = 200, out_features = 260, bias = true,\n"
+                           "               recipe = recipe.block {} },\n"
                            "} }\n";
 
 static int set_up(void **state)

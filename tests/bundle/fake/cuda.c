@@ -600,6 +600,24 @@ CUresult fake_stream(CUstream *stream, unsigned flags)
     return make((void **)stream);
 }
 
+EXPORT CUresult fake_priorities(int *least, int *greatest) __asm__("cuCtxGetStreamPriorityRange");
+CUresult fake_priorities(int *least, int *greatest)
+{
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    *least = 0;
+    *greatest = -5;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_stream_first(CUstream *stream, unsigned flags,
+                                  int priority) __asm__("cuStreamCreateWithPriority");
+CUresult fake_stream_first(CUstream *stream, unsigned flags, int priority)
+{
+    (void)flags;
+    return priority < -5 || priority > 0 ? CUDA_ERROR_INVALID_VALUE : make((void **)stream);
+}
+
 EXPORT CUresult fake_stream_destroy(CUstream stream) __asm__("cuStreamDestroy_v2");
 CUresult fake_stream_destroy(CUstream stream)
 {
