@@ -483,6 +483,29 @@ static bool is_word(const char *text)
     return text == NULL || (text[0] != '\0' && strspn(text, letters) == strlen(text));
 }
 
+/* What is not said is the recipe's default. */
+static void put_recipe(struct buf *spec, const fp8_layer_description *d)
+{
+    buf_printf(spec, "    recipe = recipe.%s { ", d->recipe != NULL ? d->recipe : "current");
+    if (d->format != NULL)
+        buf_printf(spec, "format = \"%s\", ", d->format);
+    if (d->power_of_two != FP8_DEFAULT)
+        buf_printf(spec, "power_of_two = %s, ", d->power_of_two == FP8_ON ? "true" : "false");
+    if (d->history_length > 0)
+        buf_printf(spec, "history_length = %" PRId64 ", ", d->history_length);
+    if (d->algo != NULL)
+        buf_printf(spec, "algo = \"%s\", ", d->algo);
+    if (d->margin != 0)
+        buf_printf(spec, "margin = %d, ", (int)d->margin);
+    if (d->calibrate)
+        buf_puts(spec, "calibrate = true, ");
+    buf_puts(spec, "},\n    accumulation = {");
+    put_accumulation(spec, "fprop", d->fprop);
+    put_accumulation(spec, "dgrad", d->dgrad);
+    put_accumulation(spec, "wgrad", d->wgrad);
+    buf_puts(spec, " },\n");
+}
+
 static void put_spec(struct buf *spec, const fp8_layer_description *d)
 {
     buf_printf(spec, "return model \"jit\" { layers = { linear \"layer\" {\n");
@@ -495,16 +518,11 @@ static void put_spec(struct buf *spec, const fp8_layer_description *d)
     put_dtype(spec, "output", d->y_dtype);
     put_dtype(spec, "grad_input", d->dx_dtype);
     put_dtype(spec, "grad_weight", d->dw_dtype);
-    buf_printf(spec, "    recipe = recipe.%s { ", d->recipe != NULL ? d->recipe : "current");
-    if (d->format != NULL)
-        buf_printf(spec, "format = \"%s\", ", d->format);
-    if (d->power_of_two)
-        buf_puts(spec, "power_of_two = true, ");
-    buf_puts(spec, "},\n    accumulation = {");
-    put_accumulation(spec, "fprop", d->fprop);
-    put_accumulation(spec, "dgrad", d->dgrad);
-    put_accumulation(spec, "wgrad", d->wgrad);
-    buf_puts(spec, " },\n} } }\n");
+    if (d->compute != NULL && strcmp(d->compute, "fp8") != 0)
+        buf_printf(spec, "    compute = \"%s\",\n", d->compute);
+    else
+        put_recipe(spec, d);
+    buf_puts(spec, "} } }\n");
 }
 
 static const char *device_archs(int32_t arch, char text[16])
@@ -542,8 +560,9 @@ static fp8gen_status provide(const fp8gen_jit_options *given, const fp8_layer_de
             d == NULL ? "NULL" : "of another size");
     if (given != NULL && given->size != sizeof(*given))
         return check_arguments(given, "", "");
-    if (!is_word(d->recipe) || !is_word(d->format))
-        return gen_jit_fail(FP8GEN_ERR_ARGUMENT, "error: recipe and format of a layer are words\n");
+    if (!is_word(d->recipe) || !is_word(d->format) || !is_word(d->compute) || !is_word(d->algo))
+        return gen_jit_fail(FP8GEN_ERR_ARGUMENT,
+                            "error: recipe, format, compute and algo of a layer are words\n");
     fp8gen_jit_options options = given != NULL ? *given : default_options;
     char archs[16];
     if (options.archs == NULL)

@@ -96,6 +96,7 @@ typedef struct CUstream_st *fp8_stream; /* CUstream or cudaStream_t; ignored on 
 typedef struct fp8_context fp8_context;
 typedef struct fp8_bundle fp8_bundle;
 typedef struct fp8_layer fp8_layer;
+typedef struct fp8_state fp8_state; /* of recipe "delayed": fp8_state.h */
 
 /* ---- tensors ---------------------------------------------------------------------------------- */
 
@@ -319,7 +320,11 @@ typedef enum fp8_bytes {
     FP8_BYTES_GRAD_TRANSPOSED = 7, /* dy, transposed copy: what wgrad needs */
 } fp8_bytes;
 
-/* Bytes of caller memory for `which` at `tokens` (0 <= tokens <= max_tokens). Grows with tokens, so a
+/* Bytes of an operand count the copies that the recipe has; 0 where it has none of those asked for:
+ * "rowwise_hp_wgrad" has no transposed copies of x and dy (saved is 0 bytes), compute "bf16" has no
+ * copies at all. An operand of 0 bytes may have data = NULL; it still carries versions.
+ *
+ * Bytes of caller memory for `which` at `tokens` (0 <= tokens <= max_tokens). Grows with tokens, so a
  * buffer sized for max_tokens fits every call. FP8_ERR_TOKENS, FP8_ERR_ARGUMENT. */
 FP8_API fp8_status fp8_layer_bytes(const fp8_layer *layer, int64_t tokens, fp8_bytes which,
                                    size_t *bytes);
@@ -327,10 +332,16 @@ FP8_API fp8_status fp8_layer_bytes(const fp8_layer *layer, int64_t tokens, fp8_b
 /* ---- layers by description ---------------------------------------------------------------------- */
 
 typedef enum fp8_accumulation {
-    FP8_ACCUMULATION_DEFAULT = 0, /* fprop fast, dgrad and wgrad split */
+    FP8_ACCUMULATION_DEFAULT = 0, /* fprop fast, dgrad and wgrad split; recipe "block": all split */
     FP8_ACCUMULATION_FAST = 1,
     FP8_ACCUMULATION_SPLIT = 2,
 } fp8_accumulation;
+
+typedef enum fp8_switch {
+    FP8_DEFAULT = 0,
+    FP8_ON = 1,
+    FP8_OFF = 2,
+} fp8_switch;
 
 /* What a layer of a spec says, as a struct; or, if `spec` is set, which layer of which spec, and nothing
  * else (size aside). Zero means the default. */
@@ -346,12 +357,19 @@ typedef struct fp8_layer_description {
     fp8_dtype dx_dtype;   /* default bf16 */
     fp8_dtype dw_dtype;   /* default fp32 */
     fp8_accumulation fprop, dgrad, wgrad;
-    uint32_t power_of_two; /* scales rounded down to powers of two */
-    const char *recipe;    /* default "current" */
-    const char *format;    /* default "hybrid" */
-    const char *spec;      /* the text of a spec, NUL-terminated */
-    const char *layer;     /* its layer; NULL = its only one */
-    int32_t arch; /* for providers: the context's, 90 for 9.0, 0 for the host; callers: 0 */
+    fp8_switch
+        power_of_two;    /* scales rounded down to powers of two; default: off with "current" and
+                              * "delayed", on with the others */
+    const char *recipe;  /* default "current" */
+    const char *format;  /* default "hybrid" with "current" and "delayed", "e4m3" with the others */
+    const char *compute; /* default "fp8"; "bf16": the recipe and the accumulations mean nothing */
+    int64_t history_length; /* of "delayed", as the next three: default 1024 */
+    const char *algo;       /* default "max" */
+    int32_t margin;
+    uint32_t calibrate;
+    const char *spec;  /* the text of a spec, NUL-terminated */
+    const char *layer; /* its layer; NULL = its only one */
+    int32_t arch;      /* for providers: the context's, 90 for 9.0, 0 for the host; callers: 0 */
     uint32_t reserved0;
     fp8_stream stream; /* where the layer is wanted now, no part of what it is; NULL = not told */
     uint64_t reserved[4];
@@ -361,7 +379,8 @@ typedef struct fp8_layer_description {
     {                                                                                              \
         sizeof(fp8_layer_description), 0, 0, 0, 0, 0, FP8_DTYPE_NONE, FP8_DTYPE_NONE,              \
             FP8_DTYPE_NONE, FP8_DTYPE_NONE, FP8_ACCUMULATION_DEFAULT, FP8_ACCUMULATION_DEFAULT,    \
-            FP8_ACCUMULATION_DEFAULT, 0, NULL, NULL, NULL, NULL, 0, 0, NULL,                       \
+            FP8_ACCUMULATION_DEFAULT, FP8_DEFAULT, NULL, NULL, NULL, 0, NULL, 0, 0, NULL, NULL, 0, \
+            0, NULL,                                                                               \
         {                                                                                          \
             0, 0, 0, 0                                                                             \
         }                                                                                          \
@@ -407,12 +426,24 @@ typedef struct fp8_call {
     void *workspace;
     size_t workspace_bytes;
     fp8_stream stream;
-    int32_t max_sms; /* 0 = as the context says */
+    int32_t max_sms;        /* 0 = as the context says */
+    uint32_t flags;         /* FP8_CALL_* */
+    const fp8_state *state; /* recipe "delayed": required by what quantises; other recipes: NULL */
+    int32_t state_layer;    /* index of this layer's weight in the state's list */
     uint32_t reserved;
 } fp8_call;
 
-/* Quantises w[N,K] into `weight` and gives it `version` (not 0). Does nothing if weight->version is
- * already `version`. copies: FP8_COPY_BOTH, or FP8_COPY_ROW where no dgrad is wanted; 0 = both.
+enum {
+    FP8_CALL_EVALUATE = 1u, /* the state is read and not told of any amax */
+};
+
+/* Layers that compute in bf16 (compute = "bf16"), and wgrad of recipe "rowwise_hp_wgrad", multiply the
+ * caller's own tensors: args have fields for these, required there and refused (not NULL) elsewhere. The
+ * operands are then optional; where they are given, their shapes and versions are checked all the same.
+ *
+ * Quantises w[N,K] into `weight` and gives it `version` (not 0). Does nothing if weight->version is
+ * already `version`. copies: FP8_COPY_BOTH, or FP8_COPY_ROW where no dgrad is wanted; 0 = both; copies
+ * that the recipe has not are left out.
  *
  * LAW: a version names the contents. One fp8_layer may serve many weights, and nothing is keyed by an
  * address, so the version alone tells whether `weight` holds w already and whether backward meets the
@@ -438,6 +469,8 @@ typedef struct fp8_weight_args {
     fp8_operand *weight;
     uint32_t *found_inf;     /* set to 1 if w holds inf or NaN, else not written; may be NULL */
     const uint32_t *refresh; /* device memory, one word; NULL: `version` decides */
+    const float *amax; /* device: the amax of w, which an optimizer or an all-reduce has already; saves
+                        * the read that finds it. NULL: not known. Recipes "current" and "delayed" */
     fp8_call call;
     uint64_t reserved[4];
 } fp8_weight_args;
@@ -445,7 +478,8 @@ typedef struct fp8_weight_args {
 /* y = x w^T + bias. Give x, or an x_quantized that fp8_quantize filled (row copy needed).
  * saved receives the transposed copy of x, the scales and the version of the weight; NULL where no
  * wgrad is wanted. With x_quantized, saved becomes a view of it: its data pointer is set to
- * x_quantized's memory, which must hold the transposed copy and live until wgrad. */
+ * x_quantized's memory, which must hold the transposed copy and live until wgrad.
+ * compute "bf16": x and w, no x_quantized and no found_inf (nothing reads x but the product). */
 typedef struct fp8_fprop_args {
     uint32_t size;
     uint32_t reserved0;
@@ -456,15 +490,16 @@ typedef struct fp8_fprop_args {
     const fp8_tensor *y;       /* [M,N], y_dtype; written */
     fp8_operand *saved;
     uint32_t *found_inf; /* set to 1 if x holds inf or NaN, else not written; may be NULL */
+    const fp8_tensor *w; /* [N,K]; compute "bf16" only: instead of weight */
     fp8_call call;
     uint64_t reserved[4];
 } fp8_fprop_args;
 
-/* Reads dy once more than it must for `current` scaling (amax, then cast) and never again: fills grad
- * for wgrad (transposed copy) and dgrad (row copy), and writes dbias. */
+/* Reads dy as often as its recipe must (`current`: amax, then cast) and never again: fills grad for wgrad
+ * (transposed copy) and dgrad (row copy), and writes dbias. */
 typedef struct fp8_quantize_dy_args {
     uint32_t size;
-    uint32_t copies;          /* FP8_COPY_*; 0 = both */
+    uint32_t copies;          /* FP8_COPY_*; 0 = both; what the recipe has not is left out */
     const fp8_tensor *dy;     /* [M,N], dy_dtype */
     const fp8_operand *saved; /* of the same forward, for dgrad to check the weight; may be NULL */
     fp8_operand *grad;
@@ -483,6 +518,9 @@ typedef struct fp8_wgrad_args {
     const fp8_operand *saved; /* x, transposed copy */
     const fp8_operand *grad;  /* dy, transposed copy */
     const fp8_tensor *dw;     /* [N,K], dw_dtype (fp32 for a main_grad) */
+    const fp8_tensor *x;      /* [M,K] of the forward, and */
+    const fp8_tensor
+        *dy; /* [M,N]: "rowwise_hp_wgrad" and compute "bf16" only, which multiply them */
     fp8_call call;
     uint64_t reserved[4];
 } fp8_wgrad_args;
@@ -494,6 +532,8 @@ typedef struct fp8_dgrad_args {
     const fp8_operand *grad;   /* dy, row copy */
     const fp8_operand *weight; /* transposed copy */
     const fp8_tensor *dx;      /* [M,K], dx_dtype; written */
+    const fp8_tensor *dy;      /* [M,N], and */
+    const fp8_tensor *w;       /* [N,K]: compute "bf16" only, which multiplies them */
     fp8_call call;
     uint64_t reserved[4];
 } fp8_dgrad_args;
@@ -502,9 +542,9 @@ typedef struct fp8_dgrad_args {
  * copies that these need are made. grad is scratch here unless the caller keeps it. */
 typedef struct fp8_backward_args {
     uint32_t size;
-    uint32_t accumulate; /* of dw and dbias */
+    uint32_t accumulate_dw;    /* 0: dw =, 1: dw += */
+    uint32_t accumulate_dbias; /* 0: dbias =, 1: dbias += */
     uint32_t stale_ok;
-    uint32_t reserved0;
     const fp8_tensor *dy;
     const fp8_operand *saved;  /* required if dw is given */
     const fp8_operand *weight; /* required if dx is given */
@@ -513,24 +553,26 @@ typedef struct fp8_backward_args {
     const fp8_tensor *dw;
     const fp8_tensor *dx;
     uint32_t *found_inf;
+    const fp8_tensor *x; /* if dw is given: as wgrad's x */
+    const fp8_tensor *w; /* if dx is given: as dgrad's w */
     fp8_call call;
     uint64_t reserved[4];
 } fp8_backward_args;
 
 #define FP8_CALL_INIT                                                                              \
     {                                                                                              \
-        NULL, 0, NULL, 0, 0                                                                        \
+        NULL, 0, NULL, 0, 0, NULL, 0, 0                                                            \
     }
 #define FP8_WEIGHT_ARGS_INIT                                                                       \
     {                                                                                              \
-        sizeof(fp8_weight_args), 0, NULL, 0, NULL, NULL, NULL, FP8_CALL_INIT,                      \
+        sizeof(fp8_weight_args), 0, NULL, 0, NULL, NULL, NULL, NULL, FP8_CALL_INIT,                \
         {                                                                                          \
             0, 0, 0, 0                                                                             \
         }                                                                                          \
     }
 #define FP8_FPROP_ARGS_INIT                                                                        \
     {                                                                                              \
-        sizeof(fp8_fprop_args), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, FP8_CALL_INIT,        \
+        sizeof(fp8_fprop_args), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, FP8_CALL_INIT,  \
         {                                                                                          \
             0, 0, 0, 0                                                                             \
         }                                                                                          \
@@ -544,22 +586,22 @@ typedef struct fp8_backward_args {
     }
 #define FP8_WGRAD_ARGS_INIT                                                                        \
     {                                                                                              \
-        sizeof(fp8_wgrad_args), 0, NULL, NULL, NULL, FP8_CALL_INIT,                                \
+        sizeof(fp8_wgrad_args), 0, NULL, NULL, NULL, NULL, NULL, FP8_CALL_INIT,                    \
         {                                                                                          \
             0, 0, 0, 0                                                                             \
         }                                                                                          \
     }
 #define FP8_DGRAD_ARGS_INIT                                                                        \
     {                                                                                              \
-        sizeof(fp8_dgrad_args), 0, NULL, NULL, NULL, FP8_CALL_INIT,                                \
+        sizeof(fp8_dgrad_args), 0, NULL, NULL, NULL, NULL, NULL, FP8_CALL_INIT,                    \
         {                                                                                          \
             0, 0, 0, 0                                                                             \
         }                                                                                          \
     }
 #define FP8_BACKWARD_ARGS_INIT                                                                     \
     {                                                                                              \
-        sizeof(fp8_backward_args), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,        \
-            FP8_CALL_INIT,                                                                         \
+        sizeof(fp8_backward_args), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,  \
+            NULL, FP8_CALL_INIT,                                                                   \
         {                                                                                          \
             0, 0, 0, 0                                                                             \
         }                                                                                          \
@@ -583,14 +625,43 @@ FP8_API fp8_status fp8_layer_backward(const fp8_layer *layer, const fp8_backward
 typedef struct fp8_quantize_args {
     uint32_t size;
     fp8_role role;
-    uint32_t copies; /* FP8_COPY_*; 0 = both */
+    uint32_t copies; /* FP8_COPY_*; 0 = all that the recipe has */
     uint32_t reserved0;
     const fp8_tensor *source; /* x[M,K], w[N,K] or dy[M,N] */
     fp8_operand *operand;
     uint32_t *found_inf; /* may be NULL */
+    const float *amax;   /* device: the amax that the scale is taken from, instead of source's own;
+                          * NULL: source's own. Recipes "current" and "delayed" */
     fp8_call call;
     uint64_t reserved[4];
 } fp8_quantize_args;
+
+/* *amax = the largest finite |source[i,j]| (0 if there is none), or the larger of that and *amax: for a
+ * caller that reduces amaxes over ranks, or over tensors, before it quantises. Layers of recipes "current"
+ * and "delayed". */
+typedef struct fp8_amax_args {
+    uint32_t size;
+    fp8_role role;
+    uint32_t accumulate; /* 0: *amax =, 1: *amax = max(*amax, ...), a negative one counts as 0 */
+    uint32_t reserved0;
+    const fp8_tensor *source;
+    float *amax;         /* device, 4-byte aligned */
+    uint32_t *found_inf; /* may be NULL */
+    fp8_call call;
+    uint64_t reserved[4];
+} fp8_amax_args;
+
+/* Makes the transposed copy of a filled operand from its row copy, without the tensor it came from: the
+ * bytes that quantising both copies would have given. operand->bytes must be enough for both. Where each
+ * copy has scales of its own (scaling by row, or by block of a row) that is not possible: FP8_ERR_UNSUPPORTED.
+ * Does nothing if the copy is there. */
+typedef struct fp8_transpose_args {
+    uint32_t size;
+    uint32_t reserved0;
+    fp8_operand *operand;
+    fp8_call call; /* workspace is not used */
+    uint64_t reserved[4];
+} fp8_transpose_args;
 
 /* target = q * scale_inv, exactly, as fp32 [rows, cols]. From the row copy if it is there, else from
  * the transposed one. */
@@ -616,7 +687,8 @@ typedef enum fp8_pass {
 FP8_API const char *fp8_pass_name(fp8_pass pass);
 
 /* out = a b^T of the pass: fprop (a = x, b = w), dgrad (a = dy, b = w), wgrad (a = dy, b = x); the
- * operands carry the copies which that pass reads. No version check. */
+ * operands carry the copies which that pass reads. No version check. Passes that multiply tensors
+ * (compute "bf16", wgrad of "rowwise_hp_wgrad") have no such product: FP8_ERR_UNSUPPORTED. */
 typedef struct fp8_gemm_args {
     uint32_t size;
     fp8_pass pass;
@@ -632,7 +704,21 @@ typedef struct fp8_gemm_args {
 
 #define FP8_QUANTIZE_ARGS_INIT                                                                     \
     {                                                                                              \
-        sizeof(fp8_quantize_args), FP8_ROLE_NONE, 0, 0, NULL, NULL, NULL, FP8_CALL_INIT,           \
+        sizeof(fp8_quantize_args), FP8_ROLE_NONE, 0, 0, NULL, NULL, NULL, NULL, FP8_CALL_INIT,     \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
+    }
+#define FP8_AMAX_ARGS_INIT                                                                         \
+    {                                                                                              \
+        sizeof(fp8_amax_args), FP8_ROLE_NONE, 0, 0, NULL, NULL, NULL, FP8_CALL_INIT,               \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
+    }
+#define FP8_TRANSPOSE_ARGS_INIT                                                                    \
+    {                                                                                              \
+        sizeof(fp8_transpose_args), 0, NULL, FP8_CALL_INIT,                                        \
         {                                                                                          \
             0, 0, 0, 0                                                                             \
         }                                                                                          \
@@ -653,6 +739,8 @@ typedef struct fp8_gemm_args {
     }
 
 FP8_API fp8_status fp8_quantize(const fp8_layer *layer, const fp8_quantize_args *args);
+FP8_API fp8_status fp8_amax(const fp8_layer *layer, const fp8_amax_args *args);
+FP8_API fp8_status fp8_transpose(const fp8_layer *layer, const fp8_transpose_args *args);
 FP8_API fp8_status fp8_dequantize(const fp8_layer *layer, const fp8_dequantize_args *args);
 FP8_API fp8_status fp8_gemm(const fp8_layer *layer, const fp8_gemm_args *args);
 

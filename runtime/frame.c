@@ -61,6 +61,25 @@ void fp8_frame_operand(struct fp8_frame *frame, fp8_role role, const fp8_operand
     }
 }
 
+void fp8_frame_state(struct fp8_frame *frame, fp8_role role, const fp8_call *call)
+{
+    const struct fp8_state *state = call->state;
+    const int8_t *places = frame->layer->plan->places;
+    if (!state)
+        return;
+    int64_t tensor = 3 * (int64_t)call->state_layer + (int)role - FP8_ROLE_X;
+    bool evaluate = call->flags & FP8_CALL_EVALUATE;
+    void *const addresses[FP8_PLACE_COUNT] = {
+        [FP8_PLACE_SCALE] = state->scale + tensor,
+        [FP8_PLACE_AMAX] = evaluate ? NULL : state->running + tensor,
+        [FP8_PLACE_FRESH] = state->fresh + tensor,
+    };
+    for (int place = 0; place < FP8_PLACE_COUNT; place++) {
+        if (places[place] >= 0)
+            frame->address[places[place]] = addresses[place];
+    }
+}
+
 /* ---- workspace ---- */
 
 /* Whether a buffer may need a place in the workspace of this layer. */
@@ -148,6 +167,12 @@ static void evaluate(const struct fp8_frame *frame, const struct fp8_source *sou
     }
 }
 
+void fp8_frame_evaluate(const struct fp8_frame *frame, const struct fp8_step *step,
+                        fp8_value *values)
+{
+    evaluate(frame, step->args, fp8_op_arg_count(step->op), values);
+}
+
 /* All ops that quantise begin alike. */
 enum { SOURCE_ROWS = FP8_AMAX_rows, SOURCE_COLS = FP8_AMAX_cols };
 #define BEGINS_ALIKE(NAME)                                                                         \
@@ -219,7 +244,7 @@ static fp8_status run_step(const struct fp8_frame *frame, fp8_pass pass,
                            const struct fp8_step *step)
 {
     fp8_value args[FP8_OP_MAX_ARGS];
-    evaluate(frame, step->args, fp8_op_arg_count(step->op), args);
+    fp8_frame_evaluate(frame, step, args);
     switch (step->op) {
     case FP8_OP_GEMM:
         return run_gemm(frame, pass, step, args);
@@ -271,4 +296,14 @@ fp8_status fp8_frame_run(const struct fp8_frame *frame, fp8_pass pass, int first
         FP8_TRY(run_step(frame, pass, alternative ? &alternative->step : step));
     }
     return FP8_OK;
+}
+
+fp8_status fp8_frame_enqueue(const struct fp8_frame *frame, fp8_pass pass, int first)
+{
+    const struct fp8_layer *layer = frame->layer;
+    bool pushed;
+    FP8_TRY(fp8_context_enter(layer->context, &pushed));
+    fp8_status status = fp8_frame_run(frame, pass, first, layer->plan->passes[pass].step_count);
+    fp8_context_leave(layer->context, pushed);
+    return status;
 }

@@ -71,6 +71,20 @@ fp8_status fp8_registry_create(struct fp8_registry **registry);
 /* Destroys the layers and closes the bundles that the context owns. */
 void fp8_registry_destroy(struct fp8_registry *registry);
 
+/* ---- descriptions of layers (description.c) ---- */
+
+struct fp8_layer_plan;
+/* FP8_ERR_ARGUMENT; `call` names the call. */
+fp8_status fp8_description_check(const char *call, const fp8_layer_description *description);
+/* With nothing left to defaults. What follows takes such descriptions. */
+fp8_layer_description fp8_description_fill(const fp8_layer_description *given);
+bool fp8_description_equal(const fp8_layer_description *a, const fp8_layer_description *b);
+/* "layer of 4096 in_features, ..." into text; returns text. */
+const char *fp8_description_name(const fp8_layer_description *description, char text[128]);
+/* Whether the plan is such a layer. */
+bool fp8_description_fits(const struct fp8_layer_plan *plan,
+                          const fp8_layer_description *description);
+
 /* Makes the context's device current for this thread unless it is already; leave undoes exactly
  * that. Both do nothing on the host. */
 fp8_status fp8_context_enter(const struct fp8_context *context, bool *pushed);
@@ -347,6 +361,7 @@ struct fp8_pass_plan {
     int buffer_count; /* those that the steps name, the gemm's own among them */
     int8_t buffers[FP8_MAX_BUFFERS];
     uint64_t gemm_buffers; /* bit = buffer: the stages and the workspace of cuBLASLt */
+    bool uses_state;
 };
 
 /* How w[N,K] is spread over the ranks of the mesh: rank r has rows [r * rows, (r + 1) * rows) of it, as
@@ -535,9 +550,20 @@ fp8_status fp8_check_operand_role(const char *call, const char *name, fp8_role r
  * weight's rows are never taken for tokens. */
 fp8_status fp8_check_rows(const char *call, const char *name, fp8_role role,
                           const fp8_operand *operand, int64_t *tokens);
-fp8_status fp8_check_copies(const char *call, uint32_t *copies);
+/* FP8_COPY_* or 0 for all; leaves those that the recipe has of the role. */
+fp8_status fp8_check_copies(const struct fp8_check *check, fp8_role role, uint32_t *copies);
+/* Where a product reads this copy of the role's operand: that it is filled. Where it reads the caller's
+ * tensor instead: that this is there; the operand is then optional. */
+fp8_status fp8_check_factor(const struct fp8_check *check, fp8_role role, uint32_t copy,
+                            const char *name, const fp8_operand *operand, const fp8_tensor *tensor);
+/* A device pointer to 4 bytes, or NULL. */
+fp8_status fp8_check_word(const char *call, const char *name, const void *word);
+/* A given amax: that the recipe can use one. */
+fp8_status fp8_check_amax(const struct fp8_check *check, fp8_role role, const float *amax);
+/* call.state, for a pass (or steps for a given amax) that quantises. */
+fp8_status fp8_check_state(const struct fp8_check *check, const struct fp8_layer *layer,
+                           fp8_pass pass, const fp8_call *call);
 fp8_status fp8_check_flag(const char *call, const char *name, uint32_t flag);
-fp8_status fp8_check_found_inf(const char *call, const uint32_t *found_inf);
 /* What all calls need of fp8_call; then its workspace. */
 fp8_status fp8_check_stream(const char *call_name, const fp8_call *call);
 fp8_status fp8_check_call(const struct fp8_check *check, const struct fp8_layer *layer,
@@ -572,8 +598,35 @@ size_t fp8_frame_workspace_bytes(const struct fp8_layer *layer, fp8_pass pass, i
 const struct fp8_alternative *fp8_step_alternative(const struct fp8_layer *layer,
                                                    const struct fp8_step *step, int64_t tokens,
                                                    int32_t sms);
+/* The places of a role's tensor in the call's state, if the call has one. */
+void fp8_frame_state(struct fp8_frame *frame, fp8_role role, const fp8_call *call);
+/* A step's arguments as values. */
+void fp8_frame_evaluate(const struct fp8_frame *frame, const struct fp8_step *step,
+                        fp8_value *values);
+/* Runs the steps of a pass from `first` on with the device current. */
+fp8_status fp8_frame_enqueue(const struct fp8_frame *frame, fp8_pass pass, int first);
 /* Runs the steps [first, end) of a pass; the context is entered. */
 fp8_status fp8_frame_run(const struct fp8_frame *frame, fp8_pass pass, int first, int end);
+
+/* ---- delayed scaling state (state.c) ---- */
+
+struct fp8_state {
+    struct fp8_context *context;
+    const struct fp8_kernel *roll;
+    int32_t layer_count;
+    int64_t tensors; /* x, w, dy of each layer */
+    int64_t length;  /* of the history */
+    bool most_recent;
+    bool power_of_two;
+    const struct fp8_layer **layers;
+    void *memory; /* of the device; all below lies in it */
+    float *scale;
+    float *running;
+    float *history;
+    int32_t *counts;
+    uint32_t *fresh;
+    float *maxima;
+};
 
 /* ---- GEMM (gemm_plan.c and the rooms that gemm_plan.h names; gemm_lt.c) ---- */
 

@@ -53,6 +53,7 @@ static fp8_status source_of_text(struct fp8_reader *reader, const struct fp8_lay
     else
         return fp8_read_bad(reader, "'%.100s' is no value; buffers have .ld and .rows", text);
     source->buffer = (int8_t)buffer;
+    pass->uses_state = pass->uses_state || plan->buffers[buffer].object == FP8_OBJECT_STATE;
     use_buffer(pass, buffer);
     return FP8_OK;
 }

@@ -68,6 +68,8 @@ static void free_record(struct record *record)
     fp8_layer_destroy(record->layer);
     fp8_release((char *)record->description.recipe);
     fp8_release((char *)record->description.format);
+    fp8_release((char *)record->description.compute);
+    fp8_release((char *)record->description.algo);
     fp8_release((char *)record->description.spec);
     fp8_release((char *)record->description.layer);
     fp8_release(record);
@@ -141,86 +143,7 @@ fp8_status fp8_context_set_provider(fp8_context *context, fp8_provider provider,
     return FP8_OK;
 }
 
-/* ---- descriptions ---- */
-
-static fp8_status check_description(const char *call, const fp8_layer_description *d)
-{
-    if (!d)
-        return fp8_fail(FP8_ERR_ARGUMENT, "%s: description is NULL", call);
-    if (d->size != sizeof *d)
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: description->size is %u, this library's is %zu; start from "
-                        "FP8_LAYER_DESCRIPTION_INIT",
-                        call, d->size, sizeof *d);
-    if (d->arch || d->reserved0 || d->reserved[0] || d->reserved[1] || d->reserved[2] ||
-        d->reserved[3])
-        return fp8_fail(FP8_ERR_ARGUMENT, "%s: arch and reserved fields must be 0", call);
-    if (d->spec && (d->in_features || d->out_features || d->tokens || d->max_tokens))
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: give a spec or the fields of a layer; the spec has fields of its own",
-                        call);
-    if (!d->spec && (d->in_features < 1 || d->out_features < 1))
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: in_features is %" PRId64 " and out_features is %" PRId64
-                        "; both are at least 1",
-                        call, d->in_features, d->out_features);
-    if (!d->spec && (d->tokens < 0 || d->max_tokens < 0 || (!d->tokens && !d->max_tokens) ||
-                     (d->max_tokens && d->tokens > d->max_tokens)))
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: tokens is %" PRId64 " and max_tokens is %" PRId64
-                        "; one of them is at least 1, and tokens is not above max_tokens",
-                        call, d->tokens, d->max_tokens);
-    return FP8_OK;
-}
-
-static fp8_accumulation or_default(fp8_accumulation value, fp8_accumulation otherwise)
-{
-    return value == FP8_ACCUMULATION_DEFAULT ? otherwise : value;
-}
-
-static fp8_dtype dtype_or(fp8_dtype dtype, fp8_dtype otherwise)
-{
-    return dtype == FP8_DTYPE_NONE ? otherwise : dtype;
-}
-
-/* The same description with nothing left to defaults, so that equal ones are equal field by field. */
-static fp8_layer_description filled(const fp8_layer_description *given)
-{
-    fp8_layer_description d = *given;
-    if (d.spec)
-        return d;
-    d.tokens = given->tokens ? given->tokens : given->max_tokens;
-    d.max_tokens = given->max_tokens ? given->max_tokens : given->tokens;
-    d.has_bias = given->has_bias != 0;
-    d.power_of_two = given->power_of_two != 0;
-    d.w_dtype = dtype_or(d.w_dtype, FP8_DTYPE_BF16);
-    d.y_dtype = dtype_or(d.y_dtype, FP8_DTYPE_BF16);
-    d.dx_dtype = dtype_or(d.dx_dtype, FP8_DTYPE_BF16);
-    d.dw_dtype = dtype_or(d.dw_dtype, FP8_DTYPE_FP32);
-    d.fprop = or_default(d.fprop, FP8_ACCUMULATION_FAST);
-    d.dgrad = or_default(d.dgrad, FP8_ACCUMULATION_SPLIT);
-    d.wgrad = or_default(d.wgrad, FP8_ACCUMULATION_SPLIT);
-    d.recipe = d.recipe ? d.recipe : "current";
-    d.format = d.format ? d.format : "hybrid";
-    d.layer = NULL; /* a name means nothing without a spec */
-    return d;
-}
-
-static bool same_text(const char *a, const char *b)
-{
-    return a == b || (a && b && strcmp(a, b) == 0);
-}
-
-static bool same_description(const fp8_layer_description *a, const fp8_layer_description *b)
-{
-    return a->in_features == b->in_features && a->out_features == b->out_features &&
-           a->tokens == b->tokens && a->max_tokens == b->max_tokens && a->has_bias == b->has_bias &&
-           a->w_dtype == b->w_dtype && a->y_dtype == b->y_dtype && a->dx_dtype == b->dx_dtype &&
-           a->dw_dtype == b->dw_dtype && a->fprop == b->fprop && a->dgrad == b->dgrad &&
-           a->wgrad == b->wgrad && a->power_of_two == b->power_of_two &&
-           same_text(a->recipe, b->recipe) && same_text(a->format, b->format) &&
-           same_text(a->layer, b->layer) && same_text(a->spec, b->spec);
-}
+/* ---- records ---- */
 
 static char *own_text(const char *text, bool *failed)
 {
@@ -239,6 +162,8 @@ static struct record *new_record(const fp8_layer_description *description)
     record->description = *description;
     record->description.recipe = own_text(description->recipe, &failed);
     record->description.format = own_text(description->format, &failed);
+    record->description.compute = own_text(description->compute, &failed);
+    record->description.algo = own_text(description->algo, &failed);
     record->description.spec = own_text(description->spec, &failed);
     record->description.layer = own_text(description->layer, &failed);
     if (failed) {
@@ -248,63 +173,7 @@ static struct record *new_record(const fp8_layer_description *description)
     return record;
 }
 
-/* "layer 4096 x 14336 (K x N)" into text; returns text. */
-static const char *name_of(const fp8_layer_description *d, char text[128])
-{
-    if (d->spec)
-        snprintf(text, 128, "layer %.60s of the spec", d->layer ? d->layer : "1");
-    else
-        snprintf(text, 128, "layer of %" PRId64 " in_features, %" PRId64 " out_features",
-                 d->in_features, d->out_features);
-    return text;
-}
-
-/* ---- does a layer of a bundle fit? ---- */
-
-static bool fits_dtype(const struct fp8_layer_plan *plan, enum fp8_slot slot, fp8_dtype dtype)
-{
-    return plan->slots[slot] >= 0 && plan->buffers[plan->slots[slot]].dtype == dtype;
-}
-
-static bool fits_accumulation(const struct fp8_layer_plan *plan, fp8_pass pass,
-                              fp8_accumulation accumulation)
-{
-    const struct fp8_pass_plan *steps = &plan->passes[pass];
-    return steps->gemm < steps->step_count &&
-           steps->steps[steps->gemm].gemm->fast == (accumulation == FP8_ACCUMULATION_FAST);
-}
-
-/* Scales of all operands are made alike; the weight's quantize step stands for them. */
-static bool fits_scales(const struct fp8_layer_plan *plan, bool power_of_two)
-{
-    const struct fp8_pass_plan *steps = &plan->passes[FP8_PASS_WEIGHT];
-    for (int i = 0; i < steps->step_count; i++) {
-        if (steps->steps[i].op == FP8_OP_QUANTIZE)
-            return steps->steps[i].semantics.power_of_two == power_of_two;
-    }
-    return false;
-}
-
-static bool fits_format(const struct fp8_layer_plan *plan, const char *format)
-{
-    fp8_dtype dy = strcmp(format, "hybrid") == 0 ? FP8_DTYPE_E5M2 : FP8_DTYPE_E4M3;
-    return (strcmp(format, "hybrid") == 0 || strcmp(format, "e4m3") == 0) &&
-           plan->formats[FP8_ROLE_W] == FP8_DTYPE_E4M3 && plan->formats[FP8_ROLE_DY] == dy;
-}
-
-static bool fits(const struct fp8_layer_plan *plan, const fp8_layer_description *d)
-{
-    return plan->in_features == d->in_features && plan->out_features == d->out_features &&
-           plan->max_tokens >= d->max_tokens && plan->has_bias == (d->has_bias != 0) &&
-           strcmp(fp8_recipe_names[plan->recipe.kind], d->recipe) == 0 &&
-           fits_format(plan, d->format) && fits_scales(plan, d->power_of_two != 0) &&
-           fits_dtype(plan, FP8_SLOT_W, d->w_dtype) && fits_dtype(plan, FP8_SLOT_Y, d->y_dtype) &&
-           fits_dtype(plan, FP8_SLOT_DX, d->dx_dtype) &&
-           fits_dtype(plan, FP8_SLOT_DW, d->dw_dtype) &&
-           fits_accumulation(plan, FP8_PASS_FPROP, d->fprop) &&
-           fits_accumulation(plan, FP8_PASS_DGRAD, d->dgrad) &&
-           fits_accumulation(plan, FP8_PASS_WGRAD, d->wgrad);
-}
+/* ---- which layer of a bundle ---- */
 
 /* The name of the bundle's layer that the description means; NULL if there is none. */
 static const char *layer_in(const fp8_bundle *bundle, const fp8_layer_description *d)
@@ -314,7 +183,7 @@ static const char *layer_in(const fp8_bundle *bundle, const fp8_layer_descriptio
         const struct fp8_layer_plan *plan = &manifest->layers[i];
         bool wanted =
             d->spec ? (d->layer ? strcmp(plan->name, d->layer) == 0 : manifest->layer_count == 1)
-                    : fits(plan, d);
+                    : fp8_description_fits(plan, d);
         if (wanted)
             return plan->name;
     }
@@ -332,7 +201,7 @@ static fp8_status no_such_layer(const fp8_bundle *bundle, const fp8_layer_descri
                         bundle->manifest.layer_count);
     return fp8_fail(d->spec ? FP8_ERR_NOT_FOUND : FP8_ERR_BUNDLE,
                     "context_layer: the bundle %s has no such layer: %s", bundle->path,
-                    name_of(d, name));
+                    fp8_description_name(d, name));
 }
 
 static fp8_status call_provider(fp8_context *context, const fp8_layer_description *d,
@@ -348,13 +217,13 @@ static fp8_status call_provider(fp8_context *context, const fp8_layer_descriptio
         return fp8_fail(FP8_ERR_NOT_FOUND,
                         "context_layer: no bundle of the context has this %s, and the context has "
                         "no provider",
-                        name_of(d, name));
+                        fp8_description_name(d, name));
     memset(path, 0, PATH_BYTES);
     fp8_status status = (fp8_status)provider(user, d, path, PATH_BYTES);
     path[PATH_BYTES - 1] = '\0';
     if (status != FP8_OK)
-        return fp8_fail(status, "context_layer: no bundle for this %s: %s", name_of(d, name),
-                        path[0] ? path : fp8_status_name(status));
+        return fp8_fail(status, "context_layer: no bundle for this %s: %s",
+                        fp8_description_name(d, name), path[0] ? path : fp8_status_name(status));
     return FP8_OK;
 }
 
@@ -412,7 +281,7 @@ static void warn_unprepared(const fp8_context *context, const fp8_bundle *bundle
     fp8_log_write(&context->log, FP8_LOG_WARNING,
                   "%s: not prepared, its bundle took %" PRId64
                   " ms inside a step; fp8_context_prepare makes it beforehand (kernels %s)",
-                  name_of(d, name), milliseconds, kernels);
+                  fp8_description_name(d, name), milliseconds, kernels);
 }
 
 /* A provider's bundle; a second time if the first was damaged or removed between its check and ours. */
@@ -463,7 +332,7 @@ static fp8_status make_layer(fp8_context *context, const fp8_layer_description *
 static struct record *find_record(struct fp8_registry *registry, const fp8_layer_description *d)
 {
     struct record *record = registry->records;
-    while (record && !same_description(&record->description, d))
+    while (record && !fp8_description_equal(&record->description, d))
         record = record->next;
     return record;
 }
@@ -472,7 +341,7 @@ static const struct record *find_ready(struct fp8_registry *registry,
                                        const fp8_layer_description *d)
 {
     const struct record *record = atomic_load_explicit(&registry->ready, memory_order_acquire);
-    while (record && !same_description(&record->description, d))
+    while (record && !fp8_description_equal(&record->description, d))
         record = record->next_ready;
     return record;
 }
@@ -522,7 +391,7 @@ static void work(fp8_context *context, struct record *record, bool preparing)
 static fp8_status get_layer(fp8_context *context, const fp8_layer_description *given,
                             bool preparing, const fp8_layer **layer)
 {
-    fp8_layer_description d = filled(given);
+    fp8_layer_description d = fp8_description_fill(given);
     struct fp8_registry *registry = context->registry;
     const struct record *ready = find_ready(registry, &d);
     if (ready) {
@@ -565,7 +434,7 @@ fp8_status fp8_context_layer(fp8_context *context, const fp8_layer_description *
     *layer = NULL;
     if (!context)
         return fp8_fail(FP8_ERR_ARGUMENT, "context_layer: context is NULL");
-    FP8_TRY(check_description("context_layer", description));
+    FP8_TRY(fp8_description_check("context_layer", description));
     return fp8_report(context, get_layer(context, description, false, layer));
 }
 
@@ -621,7 +490,7 @@ fp8_status fp8_context_prepare(fp8_context *context, const fp8_layer_description
         return fp8_fail(FP8_ERR_ARGUMENT, "context_prepare: %s is NULL",
                         context ? "descriptions" : "context");
     for (size_t i = 0; i < count; i++)
-        FP8_TRY(check_description("context_prepare", &descriptions[i]));
+        FP8_TRY(fp8_description_check("context_prepare", &descriptions[i]));
     struct preparation p = { .context = context, .descriptions = descriptions, .count = count };
     p.failed = count;
     pthread_mutex_init(&p.lock, NULL);

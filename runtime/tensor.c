@@ -239,25 +239,98 @@ fp8_status fp8_check_rows(const char *call, const char *name, fp8_role role,
     return FP8_OK;
 }
 
-fp8_status fp8_check_copies(const char *call, uint32_t *copies)
+fp8_status fp8_check_copies(const struct fp8_check *check, fp8_role role, uint32_t *copies)
 {
     if (*copies & ~(uint32_t)FP8_COPY_BOTH)
         return fp8_fail(
             FP8_ERR_ARGUMENT,
-            "%s: copies is %u; pass FP8_COPY_ROW, FP8_COPY_TRANSPOSED, both, or 0 for both", call,
-            *copies);
+            "%s: copies is %u; pass FP8_COPY_ROW, FP8_COPY_TRANSPOSED, both, or 0 for both",
+            check->call, *copies);
     if (*copies == 0)
         *copies = FP8_COPY_BOTH;
+    *copies &= fp8_operand_copies(check->plan, role);
     return FP8_OK;
+}
+
+/* ---- factors of products: operands, or the caller's own tensors ---- */
+
+static const char *multiplies(const struct fp8_layer_plan *plan)
+{
+    return plan->is_bf16 ? "compute bf16" : fp8_recipe_names[plan->recipe.kind];
+}
+
+fp8_status fp8_check_factor(const struct fp8_check *check, fp8_role role, uint32_t copy,
+                            const char *name, const fp8_operand *operand, const fp8_tensor *tensor)
+{
+    static const enum fp8_slot slots[FP8_ROLE_COUNT] = {
+        [FP8_ROLE_X] = FP8_SLOT_X, [FP8_ROLE_W] = FP8_SLOT_W, [FP8_ROLE_DY] = FP8_SLOT_DY
+    };
+    const struct fp8_layer_plan *plan = check->plan;
+    if (fp8_operand_copies(plan, role) & copy) {
+        if (tensor)
+            return fp8_fail(FP8_ERR_ARGUMENT,
+                            "%s: the tensor %s is given, but layer '%s' (%s) multiplies the "
+                            "quantised one here; pass NULL",
+                            check->call, fp8_role_names[role], plan->name, multiplies(plan));
+        return fp8_check_filled(check, name, role, copy, operand);
+    }
+    if (!tensor)
+        return fp8_fail(
+            FP8_ERR_ARGUMENT,
+            "%s: the tensor %s is NULL, but layer '%s' (%s) multiplies it here; pass it",
+            check->call, fp8_role_names[role], plan->name, multiplies(plan));
+    FP8_TRY(fp8_check_tensor(check, slots[role], tensor));
+    return operand ? fp8_check_filled(check, name, role, 0, operand) : FP8_OK;
 }
 
 /* ---- the rest of a call ---- */
 
-fp8_status fp8_check_found_inf(const char *call, const uint32_t *found_inf)
+fp8_status fp8_check_word(const char *call, const char *name, const void *word)
 {
-    if ((uintptr_t)found_inf % sizeof *found_inf)
-        return fp8_fail(FP8_ERR_ALIGNMENT, "%s: found_inf is %p, which is not a multiple of 4",
-                        call, (const void *)found_inf);
+    if ((uintptr_t)word % sizeof(uint32_t))
+        return fp8_fail(FP8_ERR_ALIGNMENT, "%s: %s is %p, which is not a multiple of 4", call, name,
+                        word);
+    return FP8_OK;
+}
+
+fp8_status fp8_check_amax(const struct fp8_check *check, fp8_role role, const float *amax)
+{
+    if (!amax)
+        return FP8_OK;
+    if (check->plan->passes[fp8_given_pass(role)].step_count == 0)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: amax is given, but layer '%s' (%s) has no scale of the whole tensor; "
+                        "pass NULL",
+                        check->call, check->plan->name, multiplies(check->plan));
+    return fp8_check_word(check->call, "amax", amax);
+}
+
+fp8_status fp8_check_state(const struct fp8_check *check, const struct fp8_layer *layer,
+                           fp8_pass pass, const fp8_call *call)
+{
+    const struct fp8_layer_plan *plan = check->plan;
+    const struct fp8_state *state = call->state;
+    if (!state) {
+        if (!plan->passes[pass].uses_state)
+            return FP8_OK;
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: call.state is NULL, but layer '%s' takes its scales from one; make it "
+                        "with fp8_state_create",
+                        check->call, plan->name);
+    }
+    if (plan->places[FP8_PLACE_SCALE] < 0)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: call.state is given, but layer '%s' (%s) keeps none; pass NULL",
+                        check->call, plan->name, multiplies(plan));
+    if (call->state_layer < 0 || call->state_layer >= state->layer_count)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: call.state_layer is %d, but the state was made for %d layers",
+                        check->call, call->state_layer, state->layer_count);
+    if (state->layers[call->state_layer] != layer)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: call.state_layer is %d, where the state was made for another layer "
+                        "than '%s'",
+                        check->call, call->state_layer, plan->name);
     return FP8_OK;
 }
 
@@ -274,6 +347,9 @@ fp8_status fp8_check_stream(const char *call_name, const fp8_call *call)
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "%s: call.max_sms is %d; pass a bound on the SMs, or 0 for the context's",
                         call_name, call->max_sms);
+    if (call->flags & ~(uint32_t)FP8_CALL_EVALUATE)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: call.flags is %u; pass FP8_CALL_EVALUATE or 0",
+                        call_name, call->flags);
     if (call->reserved)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: call.reserved is not 0", call_name);
     return FP8_OK;

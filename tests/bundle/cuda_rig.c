@@ -163,7 +163,7 @@ void cuda_run_all(const struct side *side, struct shape s, struct outputs *out)
     fp8_backward_args backward = FP8_BACKWARD_ARGS_INIT;
     backward.dy = &dy.tensor, backward.saved = &saved, backward.weight = &weight;
     backward.grad = &grad, backward.dw = &out->dw.tensor, backward.dx = &out->dx.tensor;
-    backward.dbias = info.has_bias ? &out->dbias.tensor : NULL, backward.accumulate = s.accumulate;
+    backward.dbias = info.has_bias ? &out->dbias.tensor : NULL, backward.accumulate_dw = backward.accumulate_dbias = s.accumulate;
     backward.call = call;
     EXPECT_OK(fp8_layer_backward(side->layer, &backward));
     assert_int_equal(grad.version, 3);

@@ -209,7 +209,16 @@ static void structs_and_flags(void **state)
     REFUSED(FP8_ERR_ARGUMENT, "args->reserved", world.dgrad.reserved[3] = 1, DGRAD);
     REFUSED(FP8_ERR_ARGUMENT, "args->reserved0", world.fprop.reserved0 = 1, FPROP);
     REFUSED(FP8_ERR_ARGUMENT, "args->reserved0", world.quantize_dy.reserved0 = 1, QUANTIZE_DY);
-    REFUSED(FP8_ERR_ARGUMENT, "backward: args->reserved0", world.backward.reserved0 = 2, BACKWARD);
+    REFUSED(FP8_ERR_ARGUMENT, "accumulate_dbias is 2", world.backward.accumulate_dbias = 2,
+            BACKWARD);
+    REFUSED(FP8_ERR_ARGUMENT, "call.flags is 2", world.fprop.call.flags = 2, FPROP);
+    REFUSED(FP8_ERR_ARGUMENT, "the tensor w is given", world.fprop.w = &world.w, FPROP);
+    REFUSED(FP8_ERR_ARGUMENT, "the tensor x is given", world.wgrad.x = &world.x, WGRAD);
+    REFUSED(FP8_ERR_ARGUMENT, "the tensor dy is given", world.wgrad.dy = &world.dy, WGRAD);
+    REFUSED(FP8_ERR_ARGUMENT, "the tensor dy is given", world.dgrad.dy = &world.dy, DGRAD);
+    REFUSED(FP8_ERR_ARGUMENT, "the tensor w is given", world.dgrad.w = &world.w, DGRAD);
+    REFUSED(FP8_ERR_ARGUMENT, "the tensor x is given", world.backward.x = &world.x, BACKWARD);
+    REFUSED(FP8_ERR_ARGUMENT, "the tensor w is given", world.backward.w = &world.w, BACKWARD);
     REFUSED(FP8_ERR_ARGUMENT, "args->reserved0", world.quantize.reserved0 = 1, QUANTIZE);
     REFUSED(FP8_ERR_ARGUMENT, "args->reserved0", world.dequantize.reserved0 = 1, DEQUANTIZE);
     REFUSED(FP8_ERR_ARGUMENT, "args->reserved0", world.gemm.reserved0 = 1, GEMM);
@@ -217,7 +226,7 @@ static void structs_and_flags(void **state)
     REFUSED(FP8_ERR_ARGUMENT, "call.reserved", world.wgrad.call.reserved = 1, WGRAD);
     REFUSED(FP8_ERR_ARGUMENT, "max_sms is -2", world.dequantize.call.max_sms = -2, DEQUANTIZE);
     REFUSED(FP8_ERR_ARGUMENT, "accumulate is 2", world.wgrad.accumulate = 2, WGRAD);
-    REFUSED(FP8_ERR_ARGUMENT, "accumulate is 2", world.backward.accumulate = 2, BACKWARD);
+    REFUSED(FP8_ERR_ARGUMENT, "accumulate_dw is 2", world.backward.accumulate_dw = 2, BACKWARD);
     REFUSED(FP8_ERR_ARGUMENT, "accumulate_dbias is 3", world.quantize_dy.accumulate_dbias = 3,
             QUANTIZE_DY);
     REFUSED(FP8_ERR_ARGUMENT, "stale_ok is 9", world.dgrad.stale_ok = 9, DGRAD);

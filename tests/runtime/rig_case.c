@@ -174,7 +174,7 @@ void rig_case_backward(struct rig_case *c)
         return;
     }
     fp8_backward_args args = FP8_BACKWARD_ARGS_INIT;
-    args.accumulate = c->accumulate;
+    args.accumulate_dw = args.accumulate_dbias = c->accumulate;
     args.dy = &c->tensor[RIG_DY].t;
     args.saved = &c->saved.op;
     args.weight = &c->weight.op;

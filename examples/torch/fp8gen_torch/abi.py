@@ -130,6 +130,9 @@ class Call(ctypes.Structure):
         ("workspace_bytes", c_size_t),
         ("stream", c_void_p),
         ("max_sms", c_int32),
+        ("flags", c_uint32),
+        ("state", c_void_p),
+        ("state_layer", c_int32),
         ("reserved", c_uint32),
     ]
 
@@ -145,6 +148,7 @@ class FpropArgs(ctypes.Structure):
         ("y", c_void_p),
         ("saved", c_void_p),
         ("found_inf", c_void_p),
+        ("w", c_void_p),
         ("call", Call),
         ("reserved", c_uint64 * 4),
     ]
@@ -173,6 +177,8 @@ class WgradArgs(ctypes.Structure):
         ("saved", c_void_p),
         ("grad", c_void_p),
         ("dw", c_void_p),
+        ("x", c_void_p),
+        ("dy", c_void_p),
         ("call", Call),
         ("reserved", c_uint64 * 4),
     ]
@@ -185,6 +191,8 @@ class DgradArgs(ctypes.Structure):
         ("grad", c_void_p),
         ("weight", c_void_p),
         ("dx", c_void_p),
+        ("dy", c_void_p),
+        ("w", c_void_p),
         ("call", Call),
         ("reserved", c_uint64 * 4),
     ]
@@ -193,9 +201,9 @@ class DgradArgs(ctypes.Structure):
 class BackwardArgs(ctypes.Structure):
     _fields_ = [
         ("size", c_uint32),
-        ("accumulate", c_uint32),
+        ("accumulate_dw", c_uint32),
+        ("accumulate_dbias", c_uint32),
         ("stale_ok", c_uint32),
-        ("reserved0", c_uint32),
         ("dy", c_void_p),
         ("saved", c_void_p),
         ("weight", c_void_p),
@@ -204,6 +212,8 @@ class BackwardArgs(ctypes.Structure):
         ("dw", c_void_p),
         ("dx", c_void_p),
         ("found_inf", c_void_p),
+        ("x", c_void_p),
+        ("w", c_void_p),
         ("call", Call),
         ("reserved", c_uint64 * 4),
     ]
@@ -218,6 +228,7 @@ class QuantizeArgs(ctypes.Structure):
         ("source", c_void_p),
         ("operand", c_void_p),
         ("found_inf", c_void_p),
+        ("amax", c_void_p),
         ("call", Call),
         ("reserved", c_uint64 * 4),
     ]
@@ -261,9 +272,14 @@ class LayerDescription(ctypes.Structure):
         ("fprop", c_int),
         ("dgrad", c_int),
         ("wgrad", c_int),
-        ("power_of_two", c_uint32),
+        ("power_of_two", c_int),
         ("recipe", c_char_p),
         ("format", c_char_p),
+        ("compute", c_char_p),
+        ("history_length", c_int64),
+        ("algo", c_char_p),
+        ("margin", c_int32),
+        ("calibrate", c_uint32),
         ("spec", c_char_p),
         ("layer", c_char_p),
         ("arch", c_int32),

@@ -162,7 +162,7 @@ class Plan:
             )
         )
         dx = None
-        p.args.accumulate = accumulate
+        p.args.accumulate_dw = p.args.accumulate_dbias = accumulate
         p.dy.data, p.dy.ld = dy.data_ptr(), dy.stride(0)
         if dw is not None:
             saved = operand.aligned(saved)
