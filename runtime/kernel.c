@@ -106,7 +106,10 @@ int64_t fp8_kernel_grid(const struct fp8_context *context, const struct fp8_kern
     return kernel->cluster > 1 ? fp8_round_up(ctas, kernel->cluster) : ctas;
 }
 
-/* Clusters, and where the kernel waits for the one before it, an early start. */
+enum { MOST_ATTRIBUTES = 3 };
+
+/* Clusters; where the kernel waits for the one before it, an early start; CTAs that wait for each
+ * other. */
 static unsigned launch_attributes(const struct fp8_kernel *kernel, CUlaunchAttribute *list)
 {
     unsigned count = 0;
@@ -123,6 +126,11 @@ static unsigned launch_attributes(const struct fp8_kernel *kernel, CUlaunchAttri
         list[count].value.programmaticStreamSerializationAllowed = 1;
         count++;
     }
+    if (kernel->cooperative) {
+        list[count] = (CUlaunchAttribute){ .id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE };
+        list[count].value.cooperative = 1;
+        count++;
+    }
     return count;
 }
 
@@ -130,7 +138,7 @@ static CUresult launch(const struct fp8_driver *driver, const struct fp8_kernel 
                        unsigned ctas, CUstream stream, void **parameters)
 {
     unsigned block = (unsigned)kernel->block, shared = (unsigned)kernel->shared_bytes;
-    CUlaunchAttribute attributes[2];
+    CUlaunchAttribute attributes[MOST_ATTRIBUTES];
     unsigned count = launch_attributes(kernel, attributes);
     if (count == 0)
         return driver->launch_kernel(kernel->function, ctas, 1, 1, block, 1, 1, shared, stream,

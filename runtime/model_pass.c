@@ -156,7 +156,7 @@ static fp8_status quantize_dy(struct backward *b)
     args.saved = passes->saved;
     args.grad = passes->grad;
     args.dbias = b->dbias.data ? &b->dbias : NULL;
-    args.accumulate_dbias = passes->dbias ? passes->accumulate : 0;
+    args.accumulate_dbias = passes->dbias ? passes->accumulate_dbias : 0;
     args.found_inf = passes->found_inf;
     args.call = passes->call;
     int span = fp8_model_begin(b->model, "quantize_dy", b->layer, false, passes->call.stream);
@@ -171,10 +171,13 @@ static fp8_status wgrad(struct backward *b)
     if (!b->dw.data)
         return FP8_OK;
     fp8_wgrad_args args = FP8_WGRAD_ARGS_INIT;
-    args.accumulate = passes->dw ? passes->accumulate : 0;
+    args.accumulate = passes->dw ? passes->accumulate_dw : 0;
     args.saved = passes->saved;
     args.grad = passes->grad;
     args.dw = &b->dw;
+    args.x = passes->x;
+    if (!(fp8_operand_copies(b->weight->plan, FP8_ROLE_DY) & FP8_COPY_TRANSPOSED))
+        args.dy = &b->dy;
     args.call = passes->call;
     int span = fp8_model_begin(b->model, "wgrad", b->layer, false, passes->call.stream);
     fp8_status status = fp8_layer_wgrad(b->weight->layer, &args);

@@ -280,7 +280,7 @@ fp8_status fp8_shard_amax(const fp8_layer *layer, const fp8_shard_args *args)
     struct fp8_shard_shape shape;
     fp8_status status = check_args(call, layer, args, &shape);
     if (status == FP8_OK)
-        status = fp8_check_found_inf(call, args->found_inf);
+        status = fp8_check_word(call, "found_inf", args->found_inf);
     bool pushed;
     if (status == FP8_OK && (status = fp8_context_enter(layer->context, &pushed)) == FP8_OK) {
         status = run_amax(layer, args, &shape);
@@ -403,7 +403,7 @@ static fp8_status check_unpack(const fp8_layer *layer, const fp8_unpack_args *ar
     FP8_TRY(fp8_shard_shape_of(call, layer, args->sharding, shape));
     const struct fp8_check check = { .call = call, .plan = layer->plan };
     *copies = args->copies;
-    FP8_TRY(fp8_check_copies(call, copies));
+    FP8_TRY(fp8_check_copies(&check, FP8_ROLE_W, copies));
     *copies |= FP8_COPY_ROW;
     FP8_TRY(check_pieces(layer, args, shape));
     if (args->version == 0)

@@ -408,7 +408,7 @@ static int backward(struct shard_rank *s, int index)
     } else {
         passes.dw = &whole;
         passes.dbias = l->info.has_bias ? &whole_dbias : NULL;
-        passes.accumulate = !first;
+        passes.accumulate_dw = passes.accumulate_dbias = !first;
         args.reduce = last;
     }
     if (args.reduce) {

@@ -390,7 +390,7 @@ static bool backward(struct run *run, int layer, int batch, struct data *d)
     passes.dx = &d->dx;
     passes.dw = own ? &run->whole[layer] : NULL;
     passes.dbias = own && has_bias ? &run->whole_b[layer] : NULL;
-    passes.accumulate = own && batch > 0;
+    passes.accumulate_dw = passes.accumulate_dbias = own && batch > 0;
     passes.call = call_of(&run->side);
     fp8_model_backward_args args = FP8_MODEL_BACKWARD_ARGS_INIT;
     args.backward = &passes;
