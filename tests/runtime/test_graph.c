@@ -299,11 +299,79 @@ static void odd_sizes(void **state)
     run_stack(specs, rig_cut("tokens", 203, 11), 0);
 }
 
+/* ---- calls that build, load, allocate or wait, inside a capture ------------------------------------------- */
+
+static void begin_capture(CUstream stream, int mode)
+{
+    assert_int_equal(cuda.begin(stream, modes[mode].mode), CUDA_SUCCESS);
+}
+
+static void end_capture(CUstream stream)
+{
+    CUgraph graph = NULL;
+    assert_int_equal(cuda.end(stream, &graph), CUDA_SUCCESS); /* else it was broken */
+    assert_int_equal(cuda.destroy(graph), CUDA_SUCCESS);
+}
+
+static void refused_where_seen(CUstream blocking, int mode)
+{
+    fp8_layer_description d = FP8_LAYER_DESCRIPTION_INIT;
+    const fp8_layer *layer;
+    void *memory;
+    d.in_features = d.out_features = 64, d.max_tokens = 64;
+    d.stream = rig.stream;
+    begin_capture((CUstream)rig.stream, mode);
+    RIG_REFUSED(FP8_ERR_CAPTURE, fp8_context_layer(rig.context, &d, &layer));
+    RIG_REFUSED(FP8_ERR_CAPTURE, fp8_stream_synchronize(rig.context, rig.stream));
+    end_capture((CUstream)rig.stream);
+    begin_capture(blocking, mode);
+    RIG_REFUSED(FP8_ERR_CAPTURE, fp8_memory_alloc(rig.context, 256, &memory));
+    RIG_REFUSED(FP8_ERR_CAPTURE, fp8_stream_synchronize(rig.context, NULL));
+    end_capture(blocking);
+}
+
+/* rig.stream does not block others, and these calls do not name it: nothing is seen, nothing broken. */
+static void made_where_not_seen(int mode)
+{
+    const struct rig_spec spec = { .out_features = 64, .in_features = 64 };
+    struct rig_layers layers;
+    void *memory;
+    begin_capture((CUstream)rig.stream, mode);
+    rig_layers_open(&layers, &spec, 1);
+    RIG_OK(fp8_memory_alloc(rig.context, 1 << 20, &memory));
+    fp8_memory_free(rig.context, memory);
+    rig_layers_close(&layers);
+    end_capture((CUstream)rig.stream);
+}
+
+static void a_capture_stays_whole(void **state)
+{
+    (void)state;
+    if (!rig.cuda) {
+        print_message(
+            "the host backend has no graphs; test_capture.c has a driver that breaks them\n");
+        skip();
+    }
+    CUresult (*create)(CUstream *, unsigned);
+    CUresult (*destroy)(CUstream);
+    CUstream blocking;
+    find_entries();
+    rig_driver_entry("cuStreamCreate", &create);
+    rig_driver_entry("cuStreamDestroy_v2", &destroy);
+    assert_int_equal(create(&blocking, 0), CUDA_SUCCESS);
+    for (int mode = 0; mode < MODES; mode++) {
+        refused_where_seen(blocking, mode);
+        made_where_not_seen(mode);
+    }
+    assert_int_equal(destroy(blocking), CUDA_SUCCESS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stack_of_32_layers),
         cmocka_unit_test(odd_sizes),
+        cmocka_unit_test(a_capture_stays_whole),
     };
     return RIG_RUN(tests);
 }
