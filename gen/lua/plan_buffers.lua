@@ -91,11 +91,12 @@ local function operand_buffers(list, format, scaling, name, dtype, rows, cols)
     copy("transposed", cols, rows)
 end
 
--- Rows of cols elements for an output that the backend cannot write in place.
-local function stage_buffer(name, dtype, rows, cols)
+-- Rows of cols elements for an output that the backend cannot write in place; whole groups of `group` rows.
+local function stage_buffer(name, dtype, rows, cols, group)
     local width = roundup(cols, 128 // SIZE[dtype])
-    local most = math.max(1, STAGE_CAP // (width * SIZE[dtype]))
-    return { name = name, dtype = dtype, rows = dim(rows, { max = most }), cols = width }
+    local most = math.max(1, STAGE_CAP // (width * SIZE[dtype]) // group) * group
+    local rule = { pad = group > 1 and group or nil, max = most }
+    return { name = name, dtype = dtype, rows = dim(rows, rule), cols = width }
 end
 
 -- cuBLASLt adds a bf16 bias to bf16 and fp32, not to fp16.
@@ -132,10 +133,12 @@ end
 
 local function workspace_buffers(layer, row, format)
     local n, k = layer.out_features, layer.in_features
+    -- cuBLASLt takes scales of blocks for whole groups of rows only
+    local group = row.w and row.w.row == "tile" and format.pad_block_scales or 1
     local list = {
-        stage_buffer("y_stage", M.y_stage_dtype(layer), "M", n),
-        stage_buffer("dx_stage", layer.grad_input, "M", k),
-        stage_buffer("dw_stage", M.DW_STAGE, n, k),
+        stage_buffer("y_stage", M.y_stage_dtype(layer), "M", n, group),
+        stage_buffer("dx_stage", layer.grad_input, "M", k, group),
+        stage_buffer("dw_stage", M.DW_STAGE, n, k, group),
         { name = "gemm_workspace", dtype = "uint8", rows = 1, cols = GEMM_WORKSPACE },
     }
     if layer.bias then
