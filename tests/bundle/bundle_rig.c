@@ -85,7 +85,7 @@ void *bundle_read_file(const char *folder, const char *name, size_t *size)
 
 /* ---- manifests ---- */
 
-static char *make_manifest(const char *gemm, size_t *length)
+static char *make_manifest(const char *gemm, const char *text_of_spec, size_t *length)
 {
     char *folder = bundle_folder();
     char path[600];
@@ -96,7 +96,8 @@ static char *make_manifest(const char *gemm, size_t *length)
     options.archs = "none";
     options.output_dir = path;
     if (fp8gen_override(gen, "gemm", gemm) != FP8GEN_OK ||
-        fp8gen_load_text(gen, "bundle_tests.lua", spec, sizeof spec - 1) != FP8GEN_OK ||
+        fp8gen_load_text(gen, "bundle_tests.lua", text_of_spec, strlen(text_of_spec)) !=
+            FP8GEN_OK ||
         fp8gen_build(gen, &options) != FP8GEN_OK)
         fail_msg("%s", fp8gen_diagnostics(gen));
     fp8gen_close(gen);
@@ -118,11 +119,21 @@ json_t *bundle_manifest_by(const char *gemm)
         i++;
     assert_true(i < KEPT);
     if (!kept[i].text) {
-        kept[i].text = make_manifest(gemm, &kept[i].length);
+        kept[i].text = make_manifest(gemm, spec, &kept[i].length);
         snprintf(kept[i].gemm, sizeof kept[i].gemm, "%s", gemm);
     }
     json_t *manifest = json_loadb(kept[i].text, kept[i].length, JSON_REJECT_DUPLICATES, NULL);
     assert_non_null(manifest);
+    return manifest;
+}
+
+json_t *bundle_manifest_of(const char *text_of_spec, const char *gemm)
+{
+    size_t length;
+    char *text = make_manifest(gemm, text_of_spec, &length);
+    json_t *manifest = json_loadb(text, length, JSON_REJECT_DUPLICATES, NULL);
+    assert_non_null(manifest);
+    free(text);
     return manifest;
 }
 
@@ -303,6 +314,25 @@ static bool flag_of(json_t *kernel, const char *key)
     return json_is_true(json_object_get(json_object_get(kernel, "semantics"), key));
 }
 
+static fp8_scaling scaling_named(json_t *kernel, const char *key)
+{
+    static const char *const names[] = { [FP8_SCALING_TENSOR] = "tensor",
+                                         [FP8_SCALING_ROW] = "row",
+                                         [FP8_SCALING_BLOCK] = "block",
+                                         [FP8_SCALING_TILE] = "tile",
+                                         [FP8_SCALING_NONE] = "none" };
+    json_t *semantics = json_object_get(kernel, "semantics");
+    const char *text = json_string_value(json_object_get(semantics, key));
+    const char *block = json_string_value(json_object_get(semantics, "block"));
+    if (block)
+        return strcmp(block, "128x128") == 0 ? FP8_SCALING_TILE : FP8_SCALING_BLOCK;
+    for (int i = 0; text && i <= FP8_SCALING_NONE; i++) {
+        if (strcmp(names[i], text) == 0)
+            return (fp8_scaling)i;
+    }
+    return FP8_SCALING_TENSOR;
+}
+
 /* The tensor maps of a gemm kernel and what goes with them. */
 struct maps {
     struct fake_map a, b, out;
@@ -410,9 +440,12 @@ static void execute_launch(const char *entry, unsigned grid, unsigned block, voi
     (void)grid, (void)block;
     while (strcmp(op_table[op].name, name) != 0)
         op++;
+    const bool is_gemm = strcmp(name, "gemm") == 0;
     const fp8_semantics how = { .source_dtype = dtype_of(kernel, "source_dtype"),
                                 .second_dtype = dtype_of(kernel, "second_dtype"),
                                 .target_dtype = dtype_of(kernel, "target_dtype"),
+                                .scaling = scaling_named(kernel, is_gemm ? "a_scaling" : "scaling"),
+                                .second_scaling = scaling_named(kernel, "b_scaling"),
                                 .power_of_two = flag_of(kernel, "power_of_two"),
                                 .accumulate = flag_of(kernel, "accumulate") };
     fp8_value values[FP8_OP_MAX_ARGS] = { { 0 } };

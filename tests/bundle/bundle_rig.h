@@ -31,6 +31,8 @@ void bundle_remove(char *folder);
  * fp8gen_override takes it. */
 json_t *bundle_manifest_by(const char *gemm);
 json_t *bundle_manifest(void); /* by cublaslt */
+/* The manifest of another model. */
+json_t *bundle_manifest_of(const char *text_of_spec, const char *gemm);
 /* Adds an arch with made-up cubins, written below the folder. */
 void bundle_add_arch(json_t *manifest, const char *folder, const char *arch);
 /* Sets the digest anew. */

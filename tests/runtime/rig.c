@@ -410,6 +410,15 @@ bool rig_is_fast(const struct rig_spec *spec, fp8_pass pass)
                                     : spec->wgrad_fast;
 }
 
+void rig_set_kind(struct rig_spec *spec, int kind)
+{
+    spec->bf16 = kind == RIG_RECIPES;
+    spec->recipe = spec->bf16 ? RIG_CURRENT : (enum rig_recipe)kind;
+    spec->power_of_two = !spec->bf16 && kind >= RIG_ROWWISE;
+    if (spec->bf16)
+        spec->weight = FP8_DTYPE_BF16;
+}
+
 static const char *pace(const struct rig_spec *spec, fp8_pass pass)
 {
     return rig_is_fast(spec, pass) ? "fast" : "split";

@@ -32,6 +32,7 @@
 #include <cmocka.h>
 
 #include "runtime/fp8.h"
+#include "runtime/fp8_state.h"
 
 /* ---- the device ---- */
 
@@ -170,6 +171,10 @@ struct rig_layer {
     struct rig_spec spec;
 };
 
+/* Every recipe, then layers that compute in bf16. */
+enum { RIG_KINDS = RIG_RECIPES + 1 };
+void rig_set_kind(struct rig_spec *spec, int kind);
+
 struct rig_layers {
     fp8_bundle *bundle;
     char path[256];
@@ -215,6 +220,8 @@ struct rig_case {
     bool centred;      /* data are zero-mean (default); else their mean is their sigma */
     uint64_t version;  /* of the weight */
     fp8_stream stream; /* rig.stream */
+    fp8_state *state;  /* made with the case; recipe "delayed" */
+    float known[3];    /* the scales of x, w and dy that it holds by the reference */
 
     /* made */
     struct rig_tensor tensor[RIG_TENSORS];
@@ -229,7 +236,8 @@ void rig_case_init(struct rig_case *c, const struct rig_layer *layer, int64_t to
 /* Allocates and fills: inputs lopsided and random, all else poison. The images may still be
  * changed. */
 void rig_case_make(struct rig_case *c);
-/* Pushes every image, then quantises the weight, runs forward and backward. */
+/* Pushes every image, then quantises the weight, runs forward and backward. With recipe "delayed" there
+ * is a step before, so that the scales come from these tensors; it changes `version`. */
 void rig_case_run(struct rig_case *c);
 /* The parts of rig_case_run. */
 void rig_case_push(struct rig_case *c);
@@ -237,6 +245,8 @@ fp8_call rig_case_call(const struct rig_case *c);
 void rig_case_weight(struct rig_case *c);
 void rig_case_fprop(struct rig_case *c);
 void rig_case_backward(struct rig_case *c);
+/* An optimizer step of recipe "delayed": the images are what was quantised since the last one. */
+void rig_case_advance(struct rig_case *c);
 /* Pulls everything and checks it: guards, FP8 bytes, scales and pads bit for bit, GEMMs and dbias
  * by the bounds, found_inf, inputs unchanged. */
 void rig_case_check(struct rig_case *c);

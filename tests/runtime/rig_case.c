@@ -75,6 +75,12 @@ void rig_case_make(struct rig_case *c)
         fill(&c->tensor[RIG_DBIAS], c->seed * 8 + 5, true, 1, 1);
     }
     rig_set_bits(&c->tensor[RIG_FOUND_INF], 0, 0, 0);
+    if (c->layer->spec.recipe == RIG_DELAYED && !c->layer->spec.bf16) {
+        const fp8_layer *list[] = { c->layer->handle };
+        RIG_OK(fp8_state_create(list, 1, &c->state));
+        for (int i = 0; i < 3; i++)
+            c->known[i] = 1.0f;
+    }
     rig_operand_make(&c->saved, rig_bytes(c->layer, c->tokens, FP8_BYTES_SAVED), c->poison);
     rig_operand_make(&c->weight, rig_bytes(c->layer, c->tokens, FP8_BYTES_WEIGHT), c->poison);
     rig_operand_make(&c->grad, rig_bytes(c->layer, c->tokens, FP8_BYTES_GRAD), c->poison);
@@ -99,6 +105,7 @@ void rig_case_push(struct rig_case *c)
 fp8_call rig_case_call(const struct rig_case *c)
 {
     fp8_call call = FP8_CALL_INIT;
+    call.state = c->state;
     call.workspace = c->workspace.device;
     call.workspace_bytes = c->workspace.bytes;
     call.stream = c->stream;
@@ -110,8 +117,22 @@ static uint32_t *found_inf_of(struct rig_case *c)
     return c->tensor[RIG_FOUND_INF].t.data;
 }
 
+/* The caller's own tensors, where a product reads them. */
+static const fp8_tensor *plain(struct rig_case *c, bool read, int tensor)
+{
+    return read ? &c->tensor[tensor].t : NULL;
+}
+
+static bool wgrad_is_plain(const struct rig_case *c)
+{
+    const struct rig_spec *spec = &c->layer->spec;
+    return spec->bf16 || spec->recipe == RIG_ROWWISE_HP_WGRAD;
+}
+
 void rig_case_weight(struct rig_case *c)
 {
+    if (c->layer->spec.bf16)
+        return; /* there is nothing to quantise */
     fp8_weight_args args = FP8_WEIGHT_ARGS_INIT;
     args.w = &c->tensor[RIG_W].t;
     args.version = c->version;
@@ -125,11 +146,12 @@ void rig_case_fprop(struct rig_case *c)
 {
     fp8_fprop_args args = FP8_FPROP_ARGS_INIT;
     args.x = &c->tensor[RIG_X].t;
-    args.weight = &c->weight.op;
+    args.weight = c->layer->spec.bf16 ? NULL : &c->weight.op;
+    args.w = plain(c, c->layer->spec.bf16, RIG_W);
     args.bias = c->layer->info.has_bias ? &c->tensor[RIG_BIAS].t : NULL;
     args.y = &c->tensor[RIG_Y].t;
     args.saved = &c->saved.op;
-    args.found_inf = found_inf_of(c);
+    args.found_inf = c->layer->spec.bf16 ? NULL : found_inf_of(c);
     args.call = rig_case_call(c);
     RIG_OK(fp8_layer_fprop(c->layer->handle, &args));
 }
@@ -155,13 +177,17 @@ static void backward_in_parts(struct rig_case *c)
     wgrad.accumulate = c->accumulate;
     wgrad.saved = &c->saved.op;
     wgrad.grad = &c->grad.op;
+    wgrad.x = plain(c, wgrad_is_plain(c), RIG_X);
+    wgrad.dy = plain(c, wgrad_is_plain(c), RIG_DY);
     wgrad.dw = &c->tensor[RIG_DW].t;
     wgrad.call = rig_case_call(c);
     RIG_OK(fp8_layer_wgrad(c->layer->handle, &wgrad));
 
     fp8_dgrad_args dgrad = FP8_DGRAD_ARGS_INIT;
     dgrad.grad = &c->grad.op;
-    dgrad.weight = &c->weight.op;
+    dgrad.weight = c->layer->spec.bf16 ? NULL : &c->weight.op;
+    dgrad.dy = plain(c, c->layer->spec.bf16, RIG_DY);
+    dgrad.w = plain(c, c->layer->spec.bf16, RIG_W);
     dgrad.dx = &c->tensor[RIG_DX].t;
     dgrad.call = rig_case_call(c);
     RIG_OK(fp8_layer_dgrad(c->layer->handle, &dgrad));
@@ -177,7 +203,9 @@ void rig_case_backward(struct rig_case *c)
     args.accumulate_dw = args.accumulate_dbias = c->accumulate;
     args.dy = &c->tensor[RIG_DY].t;
     args.saved = &c->saved.op;
-    args.weight = &c->weight.op;
+    args.weight = c->layer->spec.bf16 ? NULL : &c->weight.op;
+    args.x = plain(c, wgrad_is_plain(c), RIG_X);
+    args.w = plain(c, c->layer->spec.bf16, RIG_W);
     args.grad = &c->grad.op;
     args.dbias = dbias_of(c);
     args.dw = &c->tensor[RIG_DW].t;
@@ -187,13 +215,46 @@ void rig_case_backward(struct rig_case *c)
     RIG_OK(fp8_layer_backward(c->layer->handle, &args));
 }
 
-void rig_case_run(struct rig_case *c)
+static void run_once(struct rig_case *c)
 {
     rig_case_push(c);
     rig_case_weight(c);
     rig_case_fprop(c);
     rig_case_backward(c);
     RIG_OK(fp8_stream_synchronize(rig.context, c->stream));
+}
+
+void rig_case_run(struct rig_case *c)
+{
+    if (c->state != NULL) {
+        run_once(c);
+        rig_case_advance(c);
+        c->version++;
+    }
+    run_once(c);
+}
+
+/* ---- delayed ---- */
+
+/* The scale that the images give the tensor of a role in the next step. */
+static float next_scale(const struct rig_case *c, fp8_role role, int tensor)
+{
+    struct rig_quantized q;
+    bool e4m3 = rig_is_e4m3(&c->layer->spec, role);
+    rig_quantize(&q, &c->tensor[tensor], e4m3, c->layer->spec.power_of_two);
+    float scale = q.amax > 0 ? q.scale : c->known[role - FP8_ROLE_X];
+    rig_quantized_free(&q);
+    return scale;
+}
+
+void rig_case_advance(struct rig_case *c)
+{
+    RIG_OK(fp8_state_advance(c->state, c->stream));
+    if (c->tokens > 0) {
+        c->known[0] = next_scale(c, FP8_ROLE_X, RIG_X);
+        c->known[2] = next_scale(c, FP8_ROLE_DY, RIG_DY);
+    }
+    c->known[1] = next_scale(c, FP8_ROLE_W, RIG_W);
 }
 
 static void check_products(struct rig_case *c, const struct rig_quantized *x,
@@ -254,22 +315,28 @@ void rig_case_check(struct rig_case *c)
     rig_scratch_check(&c->workspace, "workspace");
 
     struct rig_quantized x, w, dy;
-    rig_quantize_role(&x, layer, FP8_ROLE_X, &c->tensor[RIG_X], NULL);
-    rig_quantize_role(&w, layer, FP8_ROLE_W, &c->tensor[RIG_W], NULL);
-    rig_quantize_role(&dy, layer, FP8_ROLE_DY, &c->tensor[RIG_DY], NULL);
+    const float *known = c->state != NULL ? c->known : NULL;
+    rig_quantize_role(&x, layer, FP8_ROLE_X, &c->tensor[RIG_X], known);
+    rig_quantize_role(&w, layer, FP8_ROLE_W, &c->tensor[RIG_W], known ? known + 1 : NULL);
+    rig_quantize_role(&dy, layer, FP8_ROLE_DY, &c->tensor[RIG_DY], known ? known + 2 : NULL);
     rig_check_operand("saved", &c->saved, &x);
-    rig_check_operand("weight", &c->weight, &w);
+    if (!layer->spec.bf16)
+        rig_check_operand("weight", &c->weight, &w);
     rig_check_operand("grad", &c->grad, &dy);
     assert_int_equal(c->saved.op.copies, rig_copies(layer, FP8_ROLE_X, FP8_COPY_TRANSPOSED));
     assert_int_equal(c->weight.op.copies, rig_copies(layer, FP8_ROLE_W, FP8_COPY_BOTH));
     assert_int_equal(c->grad.op.copies, rig_copies(layer, FP8_ROLE_DY, FP8_COPY_BOTH));
-    assert_int_equal(c->saved.op.version, c->version);
-    assert_int_equal(c->weight.op.version, c->version);
-    assert_int_equal(c->grad.op.version, c->version);
+    if (!layer->spec.bf16) {
+        assert_int_equal(c->saved.op.version, c->version);
+        assert_int_equal(c->weight.op.version, c->version);
+        assert_int_equal(c->grad.op.version, c->version);
+    }
     check_products(c, &x, &w, &dy);
     if (c->layer->info.has_bias)
         rig_check_dbias(c);
     bool bad = x.found_inf || w.found_inf || dy.found_inf;
+    if (layer->spec.bf16) /* only the sums of dbias read a tensor beside the products */
+        bad = dy.found_inf && layer->info.has_bias;
     assert_int_equal(rig_bits(&c->tensor[RIG_FOUND_INF], 0, 0), bad ? 1 : 0);
     rig_quantized_free(&x);
     rig_quantized_free(&w);
@@ -286,6 +353,8 @@ void rig_case_free(struct rig_case *c)
     rig_operand_free(&c->weight);
     rig_operand_free(&c->grad);
     rig_scratch_free(&c->workspace);
+    fp8_state_destroy(c->state);
+    c->state = NULL;
 }
 
 void rig_case_all(const struct rig_layer *layer, int64_t tokens, uint64_t seed, uint8_t poison)

@@ -45,6 +45,9 @@ static struct rig_spec random_spec(void)
         .dgrad_fast = rig_below(&seed, 2),
         .wgrad_fast = rig_below(&seed, 2),
     };
+    bool power_of_two = spec.power_of_two; /* of every recipe */
+    rig_set_kind(&spec, (int)rig_below(&seed, RIG_KINDS));
+    spec.power_of_two = power_of_two;
     return spec;
 }
 
@@ -65,8 +68,9 @@ static void random_case(const struct rig_layer *layer, int number, uint64_t firs
     c.one_backward = rig_below(&seed, 2);
     c.centred = rig_below(&seed, 3) != 0;
     if (getenv("FP8_TEST_VERBOSE") != NULL)
-        print_message("seed %llu, case %d: M %lld, N %lld, K %lld\n", (unsigned long long)first,
-                      number, (long long)c.tokens, (long long)layer->info.out_features,
+        print_message("seed %llu, case %d: %s, M %lld, N %lld, K %lld\n", (unsigned long long)first,
+                      number, layer->spec.bf16 ? "bf16" : rig_recipe_names[layer->spec.recipe],
+                      (long long)c.tokens, (long long)layer->info.out_features,
                       (long long)layer->info.in_features);
     rig_case_make(&c);
     rig_case_run(&c);

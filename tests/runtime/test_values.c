@@ -13,7 +13,7 @@
 
 static struct rig_layers layers;
 
-enum { PLAIN, E4M3, FP32, POW2, LAYERS };
+enum { PLAIN, E4M3, FP32, POW2, DELAYED, ROW, HP, BLOCK, BF16, LAYERS };
 
 static int open_layers(void **state)
 {
@@ -30,6 +30,15 @@ static int open_layers(void **state)
                    .output = FP8_DTYPE_FP32,
                    .grad_input = FP8_DTYPE_FP32 },
         [POW2] = { .out_features = 64, .in_features = 50, .power_of_two = true },
+        [DELAYED] = { .recipe = RIG_DELAYED, .out_features = 40, .in_features = 51 },
+        [ROW] = { .recipe = RIG_ROWWISE,
+                  .out_features = 80,
+                  .in_features = 67,
+                  .power_of_two = true,
+                  .bias = true },
+        [HP] = { .recipe = RIG_ROWWISE_HP_WGRAD, .out_features = 72, .in_features = 70 },
+        [BLOCK] = { .recipe = RIG_BLOCK, .out_features = 136, .in_features = 129, .bias = true },
+        [BF16] = { .bf16 = true, .out_features = 48, .in_features = 35 },
     };
     rig_layers_open(&layers, specs, LAYERS);
     return 0;
@@ -266,8 +275,7 @@ static void weight_and_found_inf_of_each_call(void **state)
 
 /* ---- every cast ---- */
 
-static void quantize_and_check(int which, fp8_role role, struct rig_tensor *source, bool e4m3,
-                               bool power_of_two)
+static void quantize_and_check(int which, fp8_role role, struct rig_tensor *source)
 {
     const struct rig_layer *layer = &layers.layer[which];
     fp8_bytes bytes = role == FP8_ROLE_X   ? FP8_BYTES_X
@@ -288,7 +296,7 @@ static void quantize_and_check(int which, fp8_role role, struct rig_tensor *sour
     args.call.workspace_bytes = workspace.bytes;
     args.call.stream = rig.stream;
     RIG_OK(fp8_quantize(layer->handle, &args));
-    rig_quantize(&want, source, e4m3, power_of_two);
+    rig_quantize_role(&want, layer, role, source, NULL);
     rig_check_operand("operand", &operand, &want);
     rig_tensor_unchanged(source);
     rig_scratch_check(&workspace, "workspace");
@@ -308,12 +316,9 @@ static void all_bf16_patterns_cast_alike(void **state)
     static const struct {
         int layer;
         fp8_role role;
-        bool e4m3, power_of_two;
-    } casts[] = { { PLAIN, FP8_ROLE_X, true, false },
-                  { PLAIN, FP8_ROLE_DY, false, false },
-                  { POW2, FP8_ROLE_X, true, true },
-                  { POW2, FP8_ROLE_DY, false, true },
-                  { E4M3, FP8_ROLE_DY, true, false } };
+    } casts[] = { { PLAIN, FP8_ROLE_X }, { PLAIN, FP8_ROLE_DY }, { POW2, FP8_ROLE_X },
+                  { POW2, FP8_ROLE_DY }, { E4M3, FP8_ROLE_DY },  { ROW, FP8_ROLE_X },
+                  { HP, FP8_ROLE_DY },   { BLOCK, FP8_ROLE_X },  { BLOCK, FP8_ROLE_DY } };
     for (size_t n = 0; n < sizeof casts / sizeof casts[0]; n++) {
         const fp8_layer_info *info = &layers.layer[casts[n].layer].info;
         int64_t cols = casts[n].role == FP8_ROLE_X ? info->in_features : info->out_features;
@@ -333,8 +338,7 @@ static void all_bf16_patterns_cast_alike(void **state)
                     }
                 }
                 rig_set(&source, 0, 0, limits[l] < 3e38f ? limits[l] : 1.0f);
-                quantize_and_check(casts[n].layer, casts[n].role, &source, casts[n].e4m3,
-                                   casts[n].power_of_two);
+                quantize_and_check(casts[n].layer, casts[n].role, &source);
                 rig_tensor_free(&source);
             }
         }
@@ -361,7 +365,7 @@ static void float32_ties_round_to_even(void **state)
     rig_set(&source, rows - 1, cols - 1, -448.0f);
     rig_set(&source, 0, 0, INFINITY);
     rig_set(&source, 0, 1, NAN);
-    quantize_and_check(FP32, FP8_ROLE_W, &source, true, false);
+    quantize_and_check(FP32, FP8_ROLE_W, &source);
     rig_tensor_free(&source);
 }
 
