@@ -63,6 +63,9 @@ static fp8_status fail_late(struct nccl *nccl, const char *what)
 fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what)
 {
     const double end = fp8_comm_clock() + nccl->comm.timeout;
+    /* Some calls on a non-blocking communicator say success and are still under way. */
+    if (result == FP8_NCCL_SUCCESS && nccl->comm.is_owned)
+        result = FP8_NCCL_IN_PROGRESS;
     for (int tries = 0; result == FP8_NCCL_IN_PROGRESS; tries++) {
         int state = FP8_NCCL_SUCCESS;
         result = nccl->table->get_async_error(nccl->handle, &state);

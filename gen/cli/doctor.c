@@ -125,6 +125,27 @@ static void look_for_cublaslt(struct faults *faults)
         line("", text);
 }
 
+/* Only several GPUs need it: no fault where it is missing. */
+static void look_for_nccl(void)
+{
+    int (*get_version)(int *) = NULL;
+    void *address = NULL;
+    const char *path = NULL;
+    char text[1024];
+    int version = 0;
+    if (fp8_library_symbol(FP8_LIBRARY_NCCL, "ncclGetVersion", &address, &path) != FP8_OK) {
+        line("NCCL", "not found; ranks on several GPUs need it (FP8_NCCL_PATH)");
+        return;
+    }
+    memcpy(&get_version, &address, sizeof address);
+    (void)get_version(&version);
+    snprintf(text, sizeof text, "%d.%d.%d, %s", version / 10000, version / 100 % 100, version % 100,
+             path ? path : "");
+    line("NCCL", text);
+    if (cli_unused_library(CLI_ENV_NCCL_PATH, path ? path : "", text, sizeof text))
+        line("", text);
+}
+
 static void look_for_nvrtc(struct faults *faults)
 {
     fp8gen *gen = NULL;
@@ -161,6 +182,7 @@ static int run(const void *values, int count, char **operands)
     look_for_driver(&faults);
     look_for_cublaslt(&faults);
     look_for_nvrtc(&faults);
+    look_for_nccl();
     for (int i = 0; i < faults.count; i++)
         printf("\n%sproblem:%s %s\n    fix: %s\n", cli_style_on(CLI_RED), cli_style_off(),
                faults.list[i].what, faults.list[i].fix);

@@ -27,6 +27,10 @@ static const struct {
                                 "libcublasLt, where the loader does not find it by itself" },
     [CLI_ENV_NVRTC_PATH] = { "FP8_NVRTC_PATH",
                              "libnvrtc, where the loader does not find it by itself" },
+    [CLI_ENV_NCCL_PATH] = { "FP8_NCCL_PATH",
+                            "libnccl, where the loader does not find it by itself" },
+    [CLI_ENV_COMM_FILE] = { "FP8_COMM_FILE", "file through which ranks meet, seen by all nodes "
+                                             "(default in TMPDIR)" },
     [CLI_ENV_PYTHON] = { "FP8GEN_PYTHON", "interpreter whose PyTorch bench host compares with" },
     [CLI_ENV_NO_COLOR] = { "NO_COLOR", "set to anything: no colours, unless --color always" },
     [CLI_ENV_TERM] = { "TERM", "\"dumb\": no colours and no progress line" },

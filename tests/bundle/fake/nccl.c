@@ -37,6 +37,8 @@ struct comm {
 };
 
 static struct fake_nccl state;
+static fp8_nccl_window *coming, coming_window; /* a window is there two polls after the call */
+static int polls_to_come;
 static struct comm *comms[COMMS];
 
 static double now(void)
@@ -152,7 +154,12 @@ EXPORT int fake_async(fp8_nccl_comm handle, int *error) __asm__("ncclCommGetAsyn
 int fake_async(fp8_nccl_comm handle, int *error)
 {
     struct comm *comm = handle;
-    *error = state.async_error                                  ? state.async_error
+    if (coming && --polls_to_come <= 0) {
+        *coming = coming_window;
+        coming = NULL;
+    }
+    *error = coming                                             ? FP8_NCCL_IN_PROGRESS
+             : state.async_error                                ? state.async_error
              : atomic_load(&comm->shared->joined) < comm->ranks ? FP8_NCCL_IN_PROGRESS
                                                                 : FP8_NCCL_SUCCESS;
     return FP8_NCCL_SUCCESS;
@@ -332,7 +339,9 @@ int fake_window(fp8_nccl_comm comm, void *memory, size_t bytes, fp8_nccl_window 
     if ((uintptr_t)memory % FP8_NCCL_WINDOW_ALIGNMENT || bytes % FP8_NCCL_WINDOW_ALIGNMENT ||
         flags != FP8_NCCL_WIN_COLL_SYMMETRIC)
         return FP8_NCCL_INVALID_ARGUMENT;
-    *window = state.no_window ? NULL : memory;
+    coming = window;
+    coming_window = state.no_window ? NULL : memory;
+    polls_to_come = 3;
     state.windows += !state.no_window;
     return FP8_NCCL_SUCCESS;
 }
