@@ -110,6 +110,10 @@ local function quantise_buffers(list, layer, row, format)
     local n, k = layer.out_features, layer.in_features
     local extents = { x = { "M", k }, w = { n, k }, dy = { "M", n } }
     list[#list + 1] = { name = "amax_partials", dtype = "fp32", rows = 1, cols = PARTIALS }
+    if row.w and (row.w.make == "own" or row.w.make == "rows_and_tensor") then
+        local words = 2 * (kernels.FUSED_CTAS + 1) -- 64 bits for each CTA, and one more
+        list[#list + 1] = { name = "barrier", dtype = "uint32", rows = 1, cols = words }
+    end
     for _, name in ipairs { "x", "w", "dy" } do
         if row[name] and row[name].make == "rows" then
             list[#list + 1] = {

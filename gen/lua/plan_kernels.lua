@@ -90,6 +90,17 @@ local function row_kind(dbias)
     }
 end
 
+M.FUSED_CTAS = 512 -- at most, of a cooperative launch
+
+-- Tiles that each of the two teams of a fused CTA holds in shared memory; of bf16, one more in registers.
+function M.fused_held(s) return s.source_dtype == "bf16" and 3 or 1 end
+
+-- Elements that it holds.
+function M.fused_elements(s)
+    local tiles_held = M.fused_held(s) + (s.source_dtype == "bf16" and 1 or 0)
+    return 2 * tiles_held * TILE * TILE
+end
+
 -- What the plan says of each kind of kernel: op, template, launch, and how a variant is called. `over`:
 -- the arguments of the op that are the grid's rows and cols, where these are not rows and cols.
 local kernel_kinds = {
@@ -129,6 +140,29 @@ local kernel_kinds = {
         parameters = ring_parameters,
         shared_bytes = ring_bytes,
         grid = ring_grid,
+    },
+    fused = { -- amax and cast in one launch: what a CTA holds on chip is read once
+        op = "fused",
+        template = "fused.cu",
+        name = cast_name "fused",
+        parameters = function(s)
+            local parameters = cast_parameters(s)
+            parameters.held = M.fused_held(s)
+            return parameters
+        end,
+        block = 512,
+        shared_bytes = function(s)
+            return 2 * TILE * TILE * (M.fused_held(s) * (s.source_dtype == "bf16" and 2 or 4) + 1)
+        end,
+        cooperative = true,
+        grid = {
+            rule = "tiles",
+            tile_rows = TILE,
+            tile_cols = TILE,
+            ctas_per_sm = 1,
+            max_ctas = M.FUSED_CTAS,
+            persistent = true,
+        },
     },
     column_sums = {
         op = "column_sums",
@@ -221,6 +255,7 @@ local function plain_kernel(kind_name, semantics, format)
         block = kind.block or 256,
         cluster = 1,
         shared_bytes = kind.shared_bytes and kind.shared_bytes(semantics) or 0,
+        cooperative = kind.cooperative,
     }
 end
 -- The kernels of one bundle. Returns the list, a function that adds a kernel of a kind, and one that adds

@@ -109,6 +109,26 @@ local function quantize_step(c, o, wanted, reason)
     }
 end
 
+-- Both at once, where the tensor fits on chip: an alternative to the pair.
+local function fused_alternative(c, o, wanted)
+    local how = semantics(c, o)
+    return {
+        kernel = c.kernel("fused", how),
+        elements_per_sm = kernels.fused_elements(how),
+        args = merged(source_args(o), partial_args(c, o), copy_args(c, o, "row", wanted.row),
+            copy_args(c, o, "transposed", wanted.transposed), {
+                barrier = "barrier",
+                epoch = "epoch",
+                partials = "amax_partials",
+                n_partials = PARTIALS,
+                scales = o.name .. "_scales",
+                found_inf = "found_inf",
+                dbias = o.dbias and "dbias" or c.null,
+                accumulate = o.dbias and "accumulate" or 0,
+            }),
+    }
+end
+
 -- The scale is known before: from a state, or from an amax that is handed over.
 local function cast_step(c, o, known, reason)
     return {
@@ -198,15 +218,20 @@ end
 
 local makers = {}
 
--- The scale is that of the tensor itself: its amax comes first.
+-- The scale is that of the tensor itself: its amax comes first, or both in one launch.
+local function own_pair(c, o, wanted, amax_reason, cast_reason)
+    local amax = amax_step(c, o, amax_reason)
+    amax.alternative = fused_alternative(c, o, wanted)
+    return amax, quantize_step(c, o, wanted, cast_reason)
+end
+
 function makers.own(c, o)
-    return {
-        amax_step(c, o, ("%s scaling takes the scale of %s from %s itself, so its amax comes first%s"):format(
+    return { own_pair(c, o, { row = true, transposed = true },
+        ("%s scaling takes the scale of %s from %s itself, so its amax comes first%s"):format(
             c.layer.recipe.name, o.name, o.name,
-            o.dbias and "; the same read gives the column sums of dbias" or "")),
-        quantize_step(c, o, { row = true, transposed = true }, ("%s; %s from one read%s"):format(
-            what_of(c, o), copies_of(o), o.dbias and "; adds up dbias" or "")),
-    }
+            o.dbias and "; the same read gives the column sums of dbias" or ""),
+        ("%s; %s from one read%s"):format(what_of(c, o), copies_of(o),
+            o.dbias and "; adds up dbias" or "")) }
 end
 
 function makers.known(c, o)
@@ -234,8 +259,8 @@ function makers.rows_alone(c, o) return { row_step(c, o, false) } end
 function makers.rows_and_tensor(c, o)
     return {
         row_step(c, o, false),
-        amax_step(c, o, ("the transposed copy of %s has one scale, whose amax comes first"):format(o.name)),
-        quantize_step(c, o, { transposed = true },
+        own_pair(c, o, { transposed = true },
+            ("the transposed copy of %s has one scale, whose amax comes first"):format(o.name),
             ("transposed copy of %s for %s with one scale, from the source again"):format(o.name,
                 contractions[o.name][2])),
     }

@@ -103,6 +103,38 @@ static void test_current(void **state)
     json_decref(plan);
 }
 
+/* One launch instead of two where the tensor fits on chip; the plan's bytes follow. */
+static void test_fused(void **state)
+{
+    (void)state;
+    json_t *plan = plan_of("in_features = 1024, out_features = 1024, tokens = 8192, bias = true");
+    json_t *layer = first_layer(plan), *kernels = json_object_get(plan, "kernels");
+    json_t *amax = step_of(pass_of(layer, "quantize_dy"), "amax");
+    json_t *fused = json_object_get(amax, "alternative");
+    json_t *kernel = named(kernels, string_of(fused, "kernel"));
+    assert_true(json_is_true(json_object_get(kernel, "cooperative")));
+    assert_true(integer_of(kernel, "shared_bytes") <= 227 * 1024);
+    assert_int_equal(integer_of(fused, "elements_per_sm"), 131072);
+    expect_text(fused, "epoch", "epoch");
+    expect_text(fused, "dbias", "dbias");
+    json_t *cost = json_object_get(json_object_get(layer, "cost"), "quantize_dy");
+    double bytes = json_number_value(json_object_get(cost, "bytes")) / (8192.0 * 1024);
+    assert_true(bytes > 4.0 && bytes < 4.1);
+    json_decref(plan);
+    plan = plan_of("in_features = 1024, out_features = 8192, tokens = 8192"); /* dy does not fit */
+    cost = json_object_get(json_object_get(first_layer(plan), "cost"), "quantize_dy");
+    bytes = json_number_value(json_object_get(cost, "bytes")) / (8192.0 * 8192);
+    assert_true(bytes >= 6.0 && bytes < 6.1);
+    json_decref(plan);
+    plan = plan_of("in_features = 8, out_features = 8, weight = \"fp32\", "
+                   "recipe = recipe.rowwise_hp_wgrad {}");
+    amax = step_of(pass_of(first_layer(plan), "weight"), "amax");
+    fused = json_object_get(amax, "alternative");
+    expect_text(fused, "row", NULL);
+    assert_int_equal(integer_of(fused, "elements_per_sm"), 32768);
+    json_decref(plan);
+}
+
 static void test_delayed(void **state)
 {
     (void)state;
@@ -274,10 +306,15 @@ static void test_mixed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_current), cmocka_unit_test(test_delayed),
-        cmocka_unit_test(test_rowwise), cmocka_unit_test(test_rowwise_hp_wgrad),
-        cmocka_unit_test(test_block),   cmocka_unit_test(test_bf16),
-        cmocka_unit_test(test_bytes),   cmocka_unit_test(test_mixed),
+        cmocka_unit_test(test_current),
+        cmocka_unit_test(test_fused),
+        cmocka_unit_test(test_delayed),
+        cmocka_unit_test(test_rowwise),
+        cmocka_unit_test(test_rowwise_hp_wgrad),
+        cmocka_unit_test(test_block),
+        cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_mixed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

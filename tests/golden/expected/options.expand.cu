@@ -11,6 +11,23 @@ extern "C" __global__ void fp8_amax_bf16(const source_t *p) {
     asm("mov.u32 %0, $5;"); // a dollar
 }
 
+// Made by fp8gen 0.1.0 from the template fused.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     fused_bf16_e4m3_pow2
+//   used by:    up
+//   parameters: entry = "fp8_fused_bf16_e4m3_pow2"
+//               format = "e4m3"
+//               held = 3
+//               power_of_two = true
+//               source = "bf16"
+#line 1 "fused.cu"
+// fused.cu of the golden files: substitutions only.
+using source_t = bf16;
+using format = e4m3;
+constexpr bool power_of_two = true;
+constexpr int held = 3;
+extern "C" __global__ void fp8_fused_bf16_e4m3_pow2(const source_t *source) {}
+
 // Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     quantize_bf16_e4m3_pow2
@@ -104,6 +121,23 @@ using source_t = fp32;
 extern "C" __global__ void fp8_amax_fp32(const source_t *p) {
     asm("mov.u32 %0, $5;"); // a dollar
 }
+
+// Made by fp8gen 0.1.0 from the template fused.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     fused_fp32_e4m3_pow2
+//   used by:    up
+//   parameters: entry = "fp8_fused_fp32_e4m3_pow2"
+//               format = "e4m3"
+//               held = 1
+//               power_of_two = true
+//               source = "fp32"
+#line 1 "fused.cu"
+// fused.cu of the golden files: substitutions only.
+using source_t = fp32;
+using format = e4m3;
+constexpr bool power_of_two = true;
+constexpr int held = 1;
+extern "C" __global__ void fp8_fused_fp32_e4m3_pow2(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
@@ -336,6 +370,23 @@ extern "C" __global__ void fp8_dequantize_e4m3_tensor() {}
 // transpose.cu of the golden files: it has no parameters.
 extern "C" __global__ void fp8_transpose() {}
 
+// Made by fp8gen 0.1.0 from the template fused.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     fused_bf16_e4m3
+//   used by:    down
+//   parameters: entry = "fp8_fused_bf16_e4m3"
+//               format = "e4m3"
+//               held = 3
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "fused.cu"
+// fused.cu of the golden files: substitutions only.
+using source_t = bf16;
+using format = e4m3;
+constexpr bool power_of_two = false;
+constexpr int held = 3;
+extern "C" __global__ void fp8_fused_bf16_e4m3(const source_t *source) {}
+
 // Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     quantize_bf16_e4m3
@@ -412,6 +463,23 @@ constexpr bool pingpong = false, add = false;
 extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_ex128x128c1s4k8g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
     registers<40, 232>();
 }
+
+// Made by fp8gen 0.1.0 from the template fused.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     fused_bf16_e5m2
+//   used by:    down
+//   parameters: entry = "fp8_fused_bf16_e5m2"
+//               format = "e5m2"
+//               held = 3
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "fused.cu"
+// fused.cu of the golden files: substitutions only.
+using source_t = bf16;
+using format = e5m2;
+constexpr bool power_of_two = false;
+constexpr int held = 3;
+extern "C" __global__ void fp8_fused_bf16_e5m2(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>

@@ -11,6 +11,23 @@ extern "C" __global__ void fp8_amax_bf16(const source_t *p) {
     asm("mov.u32 %0, $5;"); // a dollar
 }
 
+// Made by fp8gen 0.1.0 from the template fused.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model plain>
+//   kernel:     fused_bf16_e4m3
+//   used by:    odd
+//   parameters: entry = "fp8_fused_bf16_e4m3"
+//               format = "e4m3"
+//               held = 3
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "fused.cu"
+// fused.cu of the golden files: substitutions only.
+using source_t = bf16;
+using format = e4m3;
+constexpr bool power_of_two = false;
+constexpr int held = 3;
+extern "C" __global__ void fp8_fused_bf16_e4m3(const source_t *source) {}
+
 // Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model plain>
 //   kernel:     quantize_bf16_e4m3
@@ -97,6 +114,23 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8(bf16 *out, con
 #line 1 "amax_dbias.cu"
 #line 2 "amax_dbias.cu"
 extern "C" __global__ void fp8_amax_dbias_bf16(const bf16 *p) {}
+
+// Made by fp8gen 0.1.0 from the template fused.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model plain>
+//   kernel:     fused_bf16_e5m2
+//   used by:    odd
+//   parameters: entry = "fp8_fused_bf16_e5m2"
+//               format = "e5m2"
+//               held = 3
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "fused.cu"
+// fused.cu of the golden files: substitutions only.
+using source_t = bf16;
+using format = e5m2;
+constexpr bool power_of_two = false;
+constexpr int held = 3;
+extern "C" __global__ void fp8_fused_bf16_e5m2(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model plain>

@@ -426,6 +426,23 @@ using format = e4m3;
 constexpr bool power_of_two = true;
 extern "C" __global__ void fp8_quantize_row_bf16_e4m3_pow2(const source_t *source) {}
 
+// Made by fp8gen 0.1.0 from the template fused.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model recipes>
+//   kernel:     fused_bf16_e4m3_pow2
+//   used by:    hp_wgrad
+//   parameters: entry = "fp8_fused_bf16_e4m3_pow2"
+//               format = "e4m3"
+//               held = 3
+//               power_of_two = true
+//               source = "bf16"
+#line 1 "fused.cu"
+// fused.cu of the golden files: substitutions only.
+using source_t = bf16;
+using format = e4m3;
+constexpr bool power_of_two = true;
+constexpr int held = 3;
+extern "C" __global__ void fp8_fused_bf16_e4m3_pow2(const source_t *source) {}
+
 // Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     quantize_bf16_e4m3_pow2
