@@ -5,12 +5,14 @@
 #define FP8GEN_CLI_BENCH_LAYER_H
 
 #include "gen/cli/bench.h"
+#include "runtime/fp8_state.h"
 
 struct bench_layer {
     struct bench *bench;
     const struct bench_shape *shape;
     const char *recipe; /* "bf16": nothing is quantised */
     fp8_layer *layer;
+    fp8_state *state; /* of delayed scaling */
     fp8_layer_info info;
     struct bench_buffers x, w, dy, y, dx, dw, dbias;
     struct bench_buffers x_bytes, weight_bytes, saved_bytes, grad_bytes;

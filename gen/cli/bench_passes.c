@@ -36,6 +36,17 @@ bool bench_recipe_of_tensors(const char *recipe)
     return recipes[place_of(recipe)].of_tensors;
 }
 
+static bool is_bf16(const struct bench_layer *b)
+{
+    return strcmp(b->recipe, "bf16") == 0;
+}
+
+/* Whether wgrad multiplies x and dy as they are. */
+static bool is_plain_wgrad(const struct bench_layer *b)
+{
+    return is_bf16(b) || strcmp(b->recipe, "rowwise_hp_wgrad") == 0;
+}
+
 static int make_operand(struct bench_layer *b, fp8_bytes which, struct bench_buffers *buffers,
                         fp8_operand *operands)
 {
@@ -97,6 +108,10 @@ int bench_layer_create(struct bench_layer *b, struct bench *bench, const struct 
     fp8_status status = fp8_layer_create(bench->bundle, shape->name, &b->layer);
     if (!status)
         status = fp8_layer_describe(b->layer, &b->info);
+    const fp8_layer *layers[] = { b->layer };
+    bool is_delayed = strcmp(recipe, "delayed") == 0;
+    if (!status && is_delayed)
+        status = fp8_state_create(layers, 1, &b->state);
     int code = status ? bench_fp8_failed(status, shape, "creating the layer") : CLI_DONE;
     if (!code)
         code = make_buffers(b, gemms);
@@ -110,6 +125,9 @@ int bench_layer_create(struct bench_layer *b, struct bench *bench, const struct 
         if (!code && quantizes)
             code = bench_run_quantize_dy(b, set);
     }
+    status = !code && is_delayed ? fp8_state_advance(b->state, bench->device.stream) : FP8_OK;
+    if (status)
+        code = bench_fp8_failed(status, shape, "a step of delayed scaling");
     return code ? code : cli_device_synchronize(&bench->device);
 }
 
@@ -122,7 +140,9 @@ void bench_layer_destroy(struct bench_layer *b)
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         bench_buffers_destroy(b->bench, buffers[i]);
     cli_buffer_destroy(&b->bench->device, &b->workspace);
+    fp8_state_destroy(b->state);
     fp8_layer_destroy(b->layer);
+    b->state = NULL;
     b->layer = NULL;
 }
 
@@ -134,6 +154,7 @@ static fp8_call call_of(const struct bench_layer *b)
     call.workspace = b->workspace.device;
     call.workspace_bytes = b->workspace.bytes;
     call.stream = b->bench->device.stream;
+    call.state = b->state;
     return call;
 }
 
@@ -166,10 +187,12 @@ int bench_run_fprop(void *user, int set)
     fp8_tensor x = tensor_of(&b->x, set, b->shape->m, b->shape->k, b->info.x_dtype);
     fp8_tensor y = tensor_of(&b->y, set, b->shape->m, b->shape->n, b->info.y_dtype);
     fp8_fprop_args args = FP8_FPROP_ARGS_INIT;
+    fp8_tensor w = tensor_of(&b->w, set, b->shape->n, b->shape->k, FP8_DTYPE_BF16);
     args.x = &x;
-    args.weight = &b->weight[set];
+    args.w = is_bf16(b) ? &w : NULL;
+    args.weight = is_bf16(b) ? NULL : &b->weight[set];
     args.y = &y;
-    args.saved = &b->saved[set];
+    args.saved = is_bf16(b) ? NULL : &b->saved[set];
     args.call = call_of(b);
     return result(b, fp8_layer_fprop(b->layer, &args), "fprop");
 }
@@ -214,8 +237,14 @@ int bench_run_wgrad(void *user, int set)
     struct bench_layer *b = user;
     fp8_tensor dw = tensor_of(&b->dw, set, b->shape->n, b->shape->k, b->info.dw_dtype);
     fp8_wgrad_args args = FP8_WGRAD_ARGS_INIT;
-    args.saved = &b->saved[set];
-    args.grad = &b->grad[set];
+    fp8_tensor x = tensor_of(&b->x, set, b->shape->m, b->shape->k, b->info.x_dtype);
+    fp8_tensor dy = tensor_of(&b->dy, set, b->shape->m, b->shape->n, b->info.dy_dtype);
+    if (is_plain_wgrad(b)) {
+        args.x = &x;
+        args.dy = &dy;
+    }
+    args.saved = is_bf16(b) ? NULL : &b->saved[set];
+    args.grad = is_bf16(b) ? NULL : &b->grad[set];
     args.dw = &dw;
     args.call = call_of(b);
     return result(b, fp8_layer_wgrad(b->layer, &args), "wgrad");
@@ -226,8 +255,12 @@ int bench_run_dgrad(void *user, int set)
     struct bench_layer *b = user;
     fp8_tensor dx = tensor_of(&b->dx, set, b->shape->m, b->shape->k, b->info.dx_dtype);
     fp8_dgrad_args args = FP8_DGRAD_ARGS_INIT;
-    args.grad = &b->grad[set];
-    args.weight = &b->weight[set];
+    fp8_tensor dy = tensor_of(&b->dy, set, b->shape->m, b->shape->n, b->info.dy_dtype);
+    fp8_tensor w = tensor_of(&b->w, set, b->shape->n, b->shape->k, FP8_DTYPE_BF16);
+    args.dy = is_bf16(b) ? &dy : NULL;
+    args.w = is_bf16(b) ? &w : NULL;
+    args.grad = is_bf16(b) ? NULL : &b->grad[set];
+    args.weight = is_bf16(b) ? NULL : &b->weight[set];
     args.dx = &dx;
     args.call = call_of(b);
     return result(b, fp8_layer_dgrad(b->layer, &args), "dgrad");
@@ -248,6 +281,8 @@ static int run_gemm(struct bench_layer *b, fp8_pass pass, const fp8_operand *a,
 int bench_run_gemm_fprop(void *user, int set)
 {
     struct bench_layer *b = user;
+    if (is_bf16(b)) /* the pass is the product */
+        return bench_run_fprop(user, set);
     fp8_tensor y = tensor_of(&b->y, set, b->shape->m, b->shape->n, b->info.y_dtype);
     return run_gemm(b, FP8_PASS_FPROP, &b->x_quantized[set], &b->weight[set], &y);
 }
@@ -255,6 +290,8 @@ int bench_run_gemm_fprop(void *user, int set)
 int bench_run_gemm_wgrad(void *user, int set)
 {
     struct bench_layer *b = user;
+    if (is_plain_wgrad(b))
+        return bench_run_wgrad(user, set);
     fp8_tensor dw = tensor_of(&b->dw, set, b->shape->n, b->shape->k, b->info.dw_dtype);
     return run_gemm(b, FP8_PASS_WGRAD, &b->grad[set], &b->saved[set], &dw);
 }
@@ -262,6 +299,8 @@ int bench_run_gemm_wgrad(void *user, int set)
 int bench_run_gemm_dgrad(void *user, int set)
 {
     struct bench_layer *b = user;
+    if (is_bf16(b))
+        return bench_run_dgrad(user, set);
     fp8_tensor dx = tensor_of(&b->dx, set, b->shape->m, b->shape->k, b->info.dx_dtype);
     return run_gemm(b, FP8_PASS_DGRAD, &b->grad[set], &b->weight[set], &dx);
 }

@@ -187,12 +187,13 @@ static int dump_buffers(struct session *s, const struct run_layer *run,
 static int run_operand_pass(struct session *s, struct run_layer *run, fp8_pass pass)
 {
     struct run_row row;
+    enum run_buffer tensor = pass == FP8_PASS_WEIGHT ? RUN_W : RUN_DY;
     if (!run_has_pass(run, pass))
-        return CLI_DONE;
+        return dump_buffers(s, run, &tensor, 1);
     bool weight = pass == FP8_PASS_WEIGHT, dbias = !weight && run->info.has_bias;
     enum run_buffer operand = weight ? RUN_WEIGHT : RUN_GRAD;
     int code = begin_row(run, pass, false, &row);
-    const fp8_tensor *source = &run->tensors[weight ? RUN_W : RUN_DY];
+    const fp8_tensor *source = &run->tensors[tensor];
     row.bytes = (double)source->rows * (double)source->cols * run->recipe.bytes[pass];
     bool is_there = run_has_operand(run, operand);
     if (!code && is_there)
@@ -205,7 +206,7 @@ static int run_operand_pass(struct session *s, struct run_layer *run, fp8_pass p
         code = run_check_dbias(run, &row);
     if (!code)
         run_report_row(s->report, run, &row);
-    const enum run_buffer dumped[] = { weight ? RUN_W : RUN_DY, operand, RUN_DBIAS };
+    const enum run_buffer dumped[] = { tensor, operand, RUN_DBIAS };
     return code ? code : dump_buffers(s, run, dumped, dbias ? 3 : 2);
 }
 

@@ -7,6 +7,7 @@
 #include <jansson.h>
 
 #include "gen/cli/device.h"
+#include "runtime/fp8_state.h"
 
 enum run_buffer {
     RUN_X,
@@ -60,6 +61,7 @@ struct run_layer {
     fp8_tensor tensors[RUN_X_QUANTIZED]; /* on the device */
     fp8_operand x_quantized, saved, weight, grad;
     uint64_t version;
+    fp8_state *state; /* of delayed scaling, after a step on the same data; else NULL */
 };
 
 /* One line of the report. Negative numbers: not measured, not judged. */
@@ -82,7 +84,8 @@ struct run_row {
 
 int run_layer_create(struct run_layer *run, const struct cli_device *device, fp8_bundle *bundle,
                      const char *name);
-/* Allocates the tensors for run->m tokens and fills them with data of run->seed (run_data.c). */
+/* Allocates the tensors for run->m tokens and fills them with data of run->seed (run_data.c). Delayed
+ * scaling takes its scales from a step on the same data. */
 int run_layer_fill(struct run_layer *run);
 void run_layer_destroy(struct run_layer *run);
 /* Runs one pass once. */

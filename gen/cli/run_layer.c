@@ -97,31 +97,64 @@ int run_layer_create(struct run_layer *run, const struct cli_device *device, fp8
     return status ? cli_fp8_failed(status, "layer '%s'", name) : CLI_DONE;
 }
 
-int run_layer_fill(struct run_layer *run)
-{
-    describe_tensors(run);
-    int code = allocate(run);
-    return code ? code : run_make_data(run);
-}
-
-void run_layer_destroy(struct run_layer *run)
-{
-    for (int b = 0; b < RUN_BUFFER_COUNT; b++)
-        cli_buffer_destroy(run->device, &run->buffers[b]);
-    fp8_layer_destroy(run->layer);
-    run->layer = NULL;
-}
-
-/* ---- passes --------------------------------------------------------------------------------------------- */
-
 static fp8_call call_of(const struct run_layer *run)
 {
     fp8_call call = FP8_CALL_INIT;
     call.workspace = run->buffers[RUN_WORKSPACE].device;
     call.workspace_bytes = run->buffers[RUN_WORKSPACE].bytes;
     call.stream = run->device->stream;
+    call.state = run->state;
     return call;
 }
+
+static fp8_status quantize(struct run_layer *run, fp8_role role, enum run_buffer source,
+                           fp8_operand *operand)
+{
+    fp8_quantize_args args = FP8_QUANTIZE_ARGS_INIT;
+    args.role = role;
+    args.source = &run->tensors[source];
+    args.operand = operand;
+    args.call = call_of(run);
+    return fp8_quantize(run->layer, &args);
+}
+
+/* A step of delayed scaling: the amaxes of all three tensors, then their scales. */
+static int make_history(struct run_layer *run)
+{
+    const fp8_layer *layers[] = { run->layer };
+    fp8_status status = fp8_state_create(layers, 1, &run->state);
+    if (!status)
+        status = quantize(run, FP8_ROLE_X, RUN_X, &run->x_quantized);
+    if (!status)
+        status = quantize(run, FP8_ROLE_W, RUN_W, &run->weight);
+    if (!status)
+        status = quantize(run, FP8_ROLE_DY, RUN_DY, &run->grad);
+    if (!status)
+        status = fp8_state_advance(run->state, run->device->stream);
+    return status ? cli_fp8_failed(status, "layer '%s', the step before", run->info.name)
+                  : cli_device_synchronize(run->device);
+}
+
+int run_layer_fill(struct run_layer *run)
+{
+    describe_tensors(run);
+    int code = allocate(run);
+    if (!code)
+        code = run_make_data(run);
+    return code || !run->recipe.is_delayed ? code : make_history(run);
+}
+
+void run_layer_destroy(struct run_layer *run)
+{
+    for (int b = 0; b < RUN_BUFFER_COUNT; b++)
+        cli_buffer_destroy(run->device, &run->buffers[b]);
+    fp8_state_destroy(run->state);
+    fp8_layer_destroy(run->layer);
+    run->state = NULL;
+    run->layer = NULL;
+}
+
+/* ---- passes --------------------------------------------------------------------------------------------- */
 
 static fp8_status run_weight(struct run_layer *run)
 {
@@ -136,11 +169,13 @@ static fp8_status run_weight(struct run_layer *run)
 static fp8_status run_fprop(struct run_layer *run)
 {
     fp8_fprop_args args = FP8_FPROP_ARGS_INIT;
+    bool bf16 = run->recipe.is_bf16;
     args.x = &run->tensors[RUN_X];
-    args.weight = &run->weight;
+    args.w = bf16 ? &run->tensors[RUN_W] : NULL;
+    args.weight = bf16 ? NULL : &run->weight;
     args.bias = run->info.has_bias ? &run->tensors[RUN_BIAS] : NULL;
     args.y = &run->tensors[RUN_Y];
-    args.saved = &run->saved;
+    args.saved = bf16 ? NULL : &run->saved;
     args.call = call_of(run);
     return fp8_layer_fprop(run->layer, &args);
 }
@@ -149,7 +184,7 @@ static fp8_status run_quantize_dy(struct run_layer *run)
 {
     fp8_quantize_dy_args args = FP8_QUANTIZE_DY_ARGS_INIT;
     args.dy = &run->tensors[RUN_DY];
-    args.saved = &run->saved;
+    args.saved = run->recipe.is_bf16 ? NULL : &run->saved;
     args.grad = &run->grad;
     args.dbias = run->info.has_bias ? &run->tensors[RUN_DBIAS] : NULL;
     args.call = call_of(run);
@@ -160,8 +195,12 @@ static fp8_status run_wgrad(struct run_layer *run, bool accumulate)
 {
     fp8_wgrad_args args = FP8_WGRAD_ARGS_INIT;
     args.accumulate = accumulate;
-    args.saved = &run->saved;
-    args.grad = &run->grad;
+    if (run->recipe.plain[FP8_PASS_WGRAD]) {
+        args.x = &run->tensors[RUN_X];
+        args.dy = &run->tensors[RUN_DY];
+    }
+    args.saved = run->recipe.is_bf16 ? NULL : &run->saved;
+    args.grad = run->recipe.is_bf16 ? NULL : &run->grad;
     args.dw = &run->tensors[RUN_DW];
     args.call = call_of(run);
     return fp8_layer_wgrad(run->layer, &args);
@@ -170,8 +209,11 @@ static fp8_status run_wgrad(struct run_layer *run, bool accumulate)
 static fp8_status run_dgrad(struct run_layer *run)
 {
     fp8_dgrad_args args = FP8_DGRAD_ARGS_INIT;
-    args.grad = &run->grad;
-    args.weight = &run->weight;
+    bool bf16 = run->recipe.is_bf16;
+    args.dy = bf16 ? &run->tensors[RUN_DY] : NULL;
+    args.w = bf16 ? &run->tensors[RUN_W] : NULL;
+    args.grad = bf16 ? NULL : &run->grad;
+    args.weight = bf16 ? NULL : &run->weight;
     args.dx = &run->tensors[RUN_DX];
     args.call = call_of(run);
     return fp8_layer_dgrad(run->layer, &args);
@@ -299,12 +341,7 @@ int run_pass_timed(struct run_layer *run, fp8_pass pass, bool accumulate, double
 
 int run_quantize_x(struct run_layer *run)
 {
-    fp8_quantize_args args = FP8_QUANTIZE_ARGS_INIT;
-    args.role = FP8_ROLE_X;
-    args.source = &run->tensors[RUN_X];
-    args.operand = &run->x_quantized;
-    args.call = call_of(run);
-    fp8_status status = fp8_quantize(run->layer, &args);
+    fp8_status status = quantize(run, FP8_ROLE_X, RUN_X, &run->x_quantized);
     return status ? cli_fp8_failed(status, "layer '%s', quantising x", run->info.name)
                   : cli_device_synchronize(run->device);
 }

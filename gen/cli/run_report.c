@@ -108,7 +108,9 @@ static void error_cell(struct cli_table *table, const struct run_row *row)
     char dbias[32] = "";
     if (row->dbias_error >= 0)
         snprintf(dbias, sizeof dbias, ", dbias %.0e", row->dbias_error);
-    if (row->bit_equal >= 0 && row->error < 0)
+    if (row->bit_equal < 0 && row->error < 0)
+        cli_table_cell(table, CLI_PLAIN, "%s", dbias[0] ? dbias + 2 : "-");
+    else if (row->bit_equal >= 0 && row->error < 0)
         cli_table_cell(table, CLI_PLAIN, "%s%s", row->bit_equal ? "bit-equal" : "bytes differ",
                        dbias);
     else if (row->each)

@@ -41,9 +41,9 @@ expect_out_has "forward + backward, dw fp32"
 expect_out_has "copy of the same bytes"
 
 case_of "bench quantize"
-bench quantize --json --shape 64,48
+bench quantize --json --shape 64,48 --recipe current --recipe block
 expect_code 0
-rows_are '[row["case"] for row in rows] == ["bf16 -> e4m3", "bf16 -> e5m2", "bf16 -> e5m2 + dbias"]'
+rows_are '[(row["recipe"], row["case"]) for row in rows] == [(r, c) for r in ("current", "block") for c in ("x", "dy", "dy + dbias")]'
 
 case_of "bench host"
 bench host --json --shape 16,16,16
