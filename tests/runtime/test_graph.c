@@ -3,13 +3,15 @@
  *
  * The graph is captured before any of its passes ran in this process, so nothing may be left to be
  * loaded by a first call; then it is replayed with other inputs and weights each time, and every
- * output must have the bits that the same calls give without a graph. In every capture mode. Whether a
- * replay takes the weights anew is decided by a word on the device.
+ * output must have the bits that the same calls give without a graph. In every capture mode, by every
+ * recipe. Whether a replay takes the weights anew is decided by a word on the device; scales and history
+ * of delayed scaling advance once a replay.
  *
  * The host backend has no graphs: there a replay is the same calls again, which checks the rest.
  */
 #include <math.h>
 
+#include "runtime/fp8_state.h"
 #include "tests/runtime/rig.h"
 #include "tests/runtime/rig_driver.h"
 
@@ -59,6 +61,7 @@ struct stack {
     struct rig_tensor x, dy;
     struct rig_tensor refresh; /* the word */
     struct rig_scratch workspace;
+    fp8_state *state; /* recipe "delayed" */
     struct level level[LEVELS];
 };
 
@@ -117,6 +120,12 @@ static void make_stack(struct stack *s, const struct rig_layers *layers, int64_t
                     layers->layer[(LEVELS - 1) % 2].info.out_features, 0, 0, poison);
     rig_tensor_make(&s->refresh, "refresh", FP8_DTYPE_UINT32, 1, 1, 0, 0, poison);
     rig_scratch_make(&s->workspace, bytes, 0, poison);
+    if (layers->layer[0].spec.recipe == RIG_DELAYED) {
+        const fp8_layer *list[LEVELS];
+        for (int i = 0; i < LEVELS; i++)
+            list[i] = s->level[i].layer->handle;
+        RIG_OK(fp8_state_create(list, LEVELS, &s->state));
+    }
 }
 
 static void free_stack(struct stack *s)
@@ -134,16 +143,19 @@ static void free_stack(struct stack *s)
     rig_tensor_free(&s->dy);
     rig_tensor_free(&s->refresh);
     rig_scratch_free(&s->workspace);
+    fp8_state_destroy(s->state);
 }
 
 /* ---- a step -------------------------------------------------------------------------------------------- */
 
-static fp8_call call_of(const struct stack *s)
+static fp8_call call_of(const struct stack *s, int level)
 {
     fp8_call call = FP8_CALL_INIT;
     call.workspace = s->workspace.device;
     call.workspace_bytes = s->workspace.bytes;
     call.stream = rig.stream;
+    call.state = s->state;
+    call.state_layer = s->state ? level : 0;
     return call;
 }
 
@@ -153,7 +165,7 @@ static void forward(struct stack *s, enum weights weights, uint64_t version)
         struct level *l = &s->level[i];
         fp8_weight_args update = FP8_WEIGHT_ARGS_INIT;
         update.w = &l->w.t, update.weight = &l->weight.op;
-        update.version = version, update.call = call_of(s);
+        update.version = version, update.call = call_of(s, i);
         if (weights == BY_THE_WORD)
             update.refresh = s->refresh.t.data;
         if (weights != KEPT)
@@ -161,7 +173,7 @@ static void forward(struct stack *s, enum weights weights, uint64_t version)
         fp8_fprop_args args = FP8_FPROP_ARGS_INIT;
         args.x = i ? &s->level[i - 1].y.t : &s->x.t;
         args.weight = &l->weight.op, args.bias = &l->bias.t, args.y = &l->y.t;
-        args.saved = &l->saved.op, args.call = call_of(s);
+        args.saved = &l->saved.op, args.call = call_of(s, i);
         RIG_OK(fp8_layer_fprop(l->layer->handle, &args));
     }
 }
@@ -174,7 +186,9 @@ static void backward(struct stack *s)
         args.dy = i + 1 < LEVELS ? &s->level[i + 1].dx.t : &s->dy.t;
         args.saved = &l->saved.op, args.weight = &l->weight.op, args.grad = &l->grad.op;
         args.dbias = &l->dbias.t, args.dw = &l->dw.t, args.dx = &l->dx.t;
-        args.call = call_of(s);
+        args.call = call_of(s, i);
+        if (l->layer->spec.recipe == RIG_ROWWISE_HP_WGRAD)
+            args.x = i ? &s->level[i - 1].y.t : &s->x.t;
         RIG_OK(fp8_layer_backward(l->layer->handle, &args));
     }
 }
@@ -183,6 +197,8 @@ static void step(struct stack *s, enum weights weights, uint64_t version)
 {
     forward(s, weights, version);
     backward(s);
+    if (s->state)
+        RIG_OK(fp8_state_advance(s->state, rig.stream));
 }
 
 static void synchronize(void)
@@ -299,6 +315,22 @@ static void odd_sizes(void **state)
     run_stack(specs, rig_cut("tokens", 203, 11), 0);
 }
 
+static void other_recipes(void **state)
+{
+    (void)state;
+    static const enum rig_recipe recipes[] = { RIG_DELAYED, RIG_ROWWISE, RIG_ROWWISE_HP_WGRAD,
+                                               RIG_BLOCK };
+    if (rig.cuda)
+        find_entries();
+    for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++) {
+        const struct rig_spec specs[2] = {
+            { .recipe = recipes[i], .out_features = 256, .in_features = 128, .bias = true },
+            { .recipe = recipes[i], .out_features = 128, .in_features = 256, .bias = true },
+        };
+        run_stack(specs, rig_cut("tokens", 200, 16), 0);
+    }
+}
+
 /* ---- calls that build, load, allocate or wait, inside a capture ------------------------------------------- */
 
 static void begin_capture(CUstream stream, int mode)
@@ -371,6 +403,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stack_of_32_layers),
         cmocka_unit_test(odd_sizes),
+        cmocka_unit_test(other_recipes),
         cmocka_unit_test(a_capture_stays_whole),
     };
     return RIG_RUN(tests);
