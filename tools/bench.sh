@@ -12,7 +12,12 @@ sources() { # as git lists them, or, without git, as they lie here
 }
 hash=$(sources | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -d' ' -f1)
 status=0
-for what in gemm quantize layer host; do
+gpus=$("$BUILD/bin/fp8gen" doctor 2>/dev/null | grep -c 'compute capability')
+for what in gemm quantize layer host shard; do
+    if [ $what = shard ] && [ "$gpus" -lt 2 ]; then
+        echo "fp8gen bench shard needs 2 GPUs, there are $gpus: $results/shard.jsonl stays as it is"
+        continue
+    fi
     echo "fp8gen bench $what"
     spec=
     [ $what = host ] && spec=specs/llama3_8b.lua
