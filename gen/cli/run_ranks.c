@@ -16,18 +16,38 @@ static json_t *read_plan(fp8gen *gen, int *code)
     return plan;
 }
 
-static int check_layer(const json_t *plan, const char *wanted)
+/* Scales of delayed layers come from steps before, and a simulation has none. */
+static int check_recipe(const json_t *layer)
+{
+    const json_t *recipe = json_object_get(layer, "recipe");
+    const char *name = json_string_value(json_object_get(recipe, "name"));
+    if (!name || strcmp(name, "delayed") != 0)
+        return CLI_DONE;
+    cli_error("layer '%s' has recipe 'delayed', whose scales come from earlier steps: 'run' over "
+              "ranks has none to compare",
+              json_string_value(json_object_get(layer, "name")));
+    cli_hint("--recipe current shares the same weights");
+    return CLI_USAGE;
+}
+
+static int check_layers(const json_t *plan, const char *wanted)
 {
     const char *names[256];
     int count = 0;
+    bool found = false;
     const json_t *layers = json_object_get(plan, "layers");
     for (size_t i = 0; i < json_array_size(layers); i++) {
-        const char *name = json_string_value(json_object_get(json_array_get(layers, i), "name"));
-        if (!wanted || strcmp(name, wanted) == 0)
-            return CLI_DONE;
+        const json_t *layer = json_array_get(layers, i);
+        const char *name = json_string_value(json_object_get(layer, "name"));
+        found = found || !wanted || strcmp(name, wanted) == 0;
+        int code = !wanted || strcmp(name, wanted) == 0 ? check_recipe(layer) : CLI_DONE;
+        if (code)
+            return code;
         if (count < 256)
             names[count++] = name;
     }
+    if (found)
+        return CLI_DONE;
     const char *nearest = cli_nearest(wanted, names, count);
     cli_error("the spec has no layer '%s'", wanted);
     if (nearest)
@@ -65,7 +85,7 @@ int run_ranks(const struct run_sharded_options *options, fp8gen *gen)
     int code = CLI_DONE;
     json_t *plan = read_plan(gen, &code);
     if (!code)
-        code = check_layer(plan, options->layer);
+        code = check_layers(plan, options->layer);
     if (!code)
         code = cli_ranks_open(options->device, options->ranks, options->timeout, &all);
     if (code)

@@ -81,6 +81,20 @@ static int64_t round_up(int64_t value, int64_t step)
     return (value + step - 1) / step * step;
 }
 
+/* A copy of the weight with its scales of tiles, if it has any. */
+struct copy {
+    const uint8_t *data;
+    const float *scales;
+    int64_t ld, scales_ld;
+};
+
+static struct copy copy_of(const fp8_operand_view *view, bool row)
+{
+    return row ? (struct copy){ view->row, view->row_scales, view->row_ld, view->row_scales_ld }
+               : (struct copy){ view->transposed, view->transposed_scales, view->transposed_ld,
+                                view->transposed_scales_ld };
+}
+
 /* One copy of the gathered weight and its scales, pads included. */
 static int compare_weight(struct shard_rank *s, struct shard_layer *l, const fp8_operand *gathered,
                           fp8_pass pass)
@@ -93,17 +107,18 @@ static int compare_weight(struct shard_rank *s, struct shard_layer *l, const fp8
     if (status)
         return failed(s, status, l, "the gathered weight");
     bool row = pass == FP8_PASS_FPROP;
-    const uint8_t *a = row ? got.row : got.transposed, *b = row ? want.row : want.transposed;
-    int64_t ld = row ? want.row_ld : want.transposed_ld;
-    int64_t lines = round_up(row ? l->info.out_features : l->info.in_features, 16);
-    int64_t wrong = 0;
-    if (!a || ld != (row ? got.row_ld : got.transposed_ld)) {
-        cli_error("rank %d, layer '%s': the gathered weight has no %s copy of that pitch",
+    struct copy a = copy_of(&got, row), b = copy_of(&want, row);
+    int64_t rows = row ? l->info.out_features : l->info.in_features, wrong = 0;
+    if (!a.data || a.ld != b.ld || !a.scales != !b.scales || a.scales_ld != b.scales_ld) {
+        cli_error("rank %d, layer '%s': the gathered weight has no %s copy of that form",
                   s->rank->rank, l->info.name, row ? "row" : "transposed");
         return CLI_BUG;
     }
-    wrong += count_different(s, a, b, (size_t)(lines * ld), &code);
-    for (int i = 0; !code && i < 3; i++) /* scale, scale_inv, amax */
+    wrong += count_different(s, a.data, b.data, (size_t)(round_up(rows, 16) * a.ld), &code);
+    if (!code && a.scales)
+        wrong += count_different(s, a.scales, b.scales,
+                                 (size_t)((rows + 127) / 128 * a.scales_ld) * sizeof(float), &code);
+    for (int i = 0; !code && !a.scales && i < 3; i++) /* scale, scale_inv, amax */
         wrong += count_different(s, got.scales + 4 * i, want.scales + 4 * i, 4, &code);
     worse(l, SHARD_W_WRONG, (double)wrong);
     return code;

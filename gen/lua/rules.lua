@@ -96,16 +96,18 @@ local function fixed_accumulation(state, record, own, model, layer, refused)
     end
 end
 
--- Weights are shared over ranks as FP8 bytes with one scale, which the ranks agree on.
+-- Weights are shared over ranks as FP8 bytes whose scales no cut crosses, or on which the ranks agree.
+local shared_recipes = { current = true, delayed = true, block = true }
+
 local function sharded_layer(state, record, own, model, layer)
     local compute = layer.compute == "bf16"
-    if not compute and layer.recipe.name == "current" then return end
+    if not compute and shared_recipes[layer.recipe.name] then return end
     local what = compute and "computes in bf16" or ("has recipe '%s'"):format(layer.recipe.name)
     local place = giver(state, record, own, model, compute and "compute" or "recipe")
     local problem = {
-        message = ("layer '%s' %s, but %d ranks share the weights, which this version does with recipe \z
-'current'"):format(layer.name, what, state.ranks),
-        hint = "use recipe.current, or mesh = { fsdp = 1 } and gather the weight in a hook of your own",
+        message = ("layer '%s' %s, but %d ranks share the weights, which this version does with the \z
+recipes 'current', 'delayed' and 'block'"):format(layer.name, what, state.ranks),
+        hint = "use one of them, or mesh = { fsdp = 1 } and gather the weight in a hook of your own",
     }
     if place then
         state.report:value(place, compute and "compute" or "recipe", problem)

@@ -130,7 +130,8 @@ function shard.payload(layer, ranks, format)
     if recipe == "rowwise" or recipe == "rowwise_hp_wgrad" then
         scales = scales + chunk * 4
     elseif recipe == "block" then
-        scales = scales + chunk // 128 * roundup(ceil_div(k, 128), 4) * 4
+        local tiles = chunk // 128 * roundup(ceil_div(k, 128), 4) * 4
+        scales = scales + roundup(tiles, format.part_align)
     end
     return roundup(scales + chunk * roundup(k, format.pad_ld), format.part_align) + bias
 end

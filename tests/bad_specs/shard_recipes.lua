@@ -1,11 +1,12 @@
--- Weights that ranks share have recipe current.
+-- Recipes whose weights ranks do not share.
 return model "m" {
     mesh = { fsdp = 4 },
-    recipe = recipe.block {},
+    recipe = recipe.rowwise {},
     layers = {
         linear "a" { in_features = 16, out_features = 16 },
-        linear "b" { in_features = 16, out_features = 16, recipe = recipe.rowwise {} },
+        linear "b" { in_features = 16, out_features = 16, recipe = recipe.rowwise_hp_wgrad {} },
         linear "c" { in_features = 16, out_features = 16, compute = "bf16" },
-        linear "d" { in_features = 16, out_features = 16, recipe = recipe.current {} },
+        linear "d" { in_features = 16, out_features = 16, recipe = recipe.block {} },
+        linear "e" { in_features = 16, out_features = 16, recipe = recipe.delayed {} },
     },
 }

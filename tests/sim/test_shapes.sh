@@ -18,6 +18,13 @@ for shape in "4096 1024 3" "10 128 8" "5 64 4" "96 128 5" "1 1 2" "129 272 2" "2
     grep -q '"w_bit_equal":true' "$out" || fail "gathered bytes are compared"
 done
 
+for shape in "600 300 3" "129 1000 2" "2556 130 8"; do
+    read -r n k ranks <<<"$shape"
+    case_of "w [$n,$k] in tiles of 128 x 128 over $ranks ranks: cuts fall on tiles"
+    spec_of "$n" "$k" "recipe = recipe.block {}, bias = true,"
+    simulate "$T/shape.lua" "$ranks"
+done
+
 case_of "no tokens at all: dw is zero, nothing hangs"
 spec_of 129 272 "bias = true,"
 simulate "$T/shape.lua" 3 --tokens 0
