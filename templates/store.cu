@@ -1,8 +1,8 @@
-// store.cu - op "store": a padded, aligned stage into the caller's exact tensor of any alignment, as it
-// is or added to what is there (in fp32, rounded once).
+// store.cu - op "store": a stage, or gradients that were reduced over ranks, into the caller's exact tensor,
+// as it is or added to what is there (in fp32, rounded once). Both of any alignment.
 //
-// A CTA takes a segment of one row at a time. Accesses to target are as wide as its base and leading dim
-// allow (16 bytes down to one element); the columns past the last whole access go one by one.
+// A CTA takes a segment of one row at a time. Accesses are as wide as the bases and leading dims allow (16
+// bytes down to one element); the columns past the last whole access go one by one.
 #include "vec.cuh"
 
 using source_t = $source;
@@ -57,6 +57,8 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
            i64 cols) {
     constexpr int widest = 16 / sizeof(target_t);
     int width = access_bytes<target_t>(target, rows > 1 ? target_ld : 0) / int(sizeof(target_t));
+    int bytes = access_bytes<source_t>(source, rows > 1 ? source_ld : 0);
+    if (bytes < 16) width = min(width, bytes / int(sizeof(source_t)));
     if constexpr (widest > 4) {
         if (width == widest) return copy<widest>(source, source_ld, target, target_ld, rows, cols);
     }
