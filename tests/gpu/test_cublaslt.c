@@ -383,10 +383,12 @@ int main(void)
         printf("%s: %s\n", skip ? "skipped" : "no device", fp8_last_error());
         return skip ? 77 : 1;
     }
-    if (fp8_pool_create(0, &pool) != FP8_OK)
+    bool pushed; /* as a call of the runtime has it; FP8 needs a current context */
+    if (fp8_pool_create(0, &pool) != FP8_OK || fp8_context_enter(context, &pushed) != FP8_OK)
         return 1;
     printf("cuBLASLt %llu\n", (unsigned long long)fp8_lt_version(context->lt));
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    fp8_context_leave(context, pushed);
     fp8_pool_destroy(pool);
     fp8_context_destroy(context);
     return failed;

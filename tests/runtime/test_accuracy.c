@@ -13,15 +13,18 @@ enum { DEPTHS = sizeof depths / sizeof depths[0] };
 
 struct mode {
     const char *name;
+    enum rig_recipe recipe;
     bool split, fp32;
 };
 
 static const struct mode modes[] = {
-    { "fast, bf16", false, false },
-    { "fast, fp32", false, true },
-    { "split, bf16", true, false },
-    { "split, fp32", true, true },
+    { "fast, bf16", RIG_CURRENT, false, false },        { "fast, fp32", RIG_CURRENT, false, true },
+    { "split, bf16", RIG_CURRENT, true, false },        { "split, fp32", RIG_CURRENT, true, true },
+    { "rows, fast", RIG_ROWWISE, false, true },         { "rows, split", RIG_ROWWISE, true, true },
+    { "blocks, bf16", RIG_BLOCK, true, false },         { "blocks, fp32", RIG_BLOCK, true, true },
+    { "bf16 wgrad", RIG_ROWWISE_HP_WGRAD, true, true },
 };
+enum { MODES = sizeof modes / sizeof modes[0] };
 
 /* The depth is K in fprop, N in dgrad, M in wgrad: each pass is met with each depth. */
 static struct rig_spec spec_of(const struct mode *mode, int64_t out_features, int64_t in_features,
@@ -29,6 +32,8 @@ static struct rig_spec spec_of(const struct mode *mode, int64_t out_features, in
 {
     fp8_dtype dtype = mode->fp32 ? FP8_DTYPE_FP32 : FP8_DTYPE_BF16;
     return (struct rig_spec){
+        .recipe = mode->recipe,
+        .power_of_two = mode->recipe >= RIG_ROWWISE,
         .out_features = out_features,
         .in_features = in_features,
         .max_tokens = tokens,
@@ -45,10 +50,10 @@ static struct rig_spec spec_of(const struct mode *mode, int64_t out_features, in
 static void error_does_not_grow_with_depth(void **state)
 {
     (void)state;
-    int count = rig.cuda ? DEPTHS : 3;
     if (!rig.cuda)
         print_message("on the host depths end at 4096: its sums are in float64 at any depth\n");
-    for (int m = 0; m < 4; m++) {
+    for (int m = 0; m < MODES; m++) {
+        int count = rig.cuda ? DEPTHS : modes[m].recipe == RIG_CURRENT ? 3 : 2;
         struct rig_spec specs[3 * DEPTHS];
         struct rig_layers layers;
         for (int d = 0; d < count; d++) {
@@ -72,7 +77,7 @@ static void error_does_not_grow_with_depth(void **state)
                 rig_case_free(&c);
             }
             print_message(
-                "%-11s depth %5lld: fprop %.1e (%.1e)  dgrad %.1e (%.1e)  wgrad %.1e (%.1e)\n",
+                "%-12s depth %5lld: fprop %.1e (%.1e)  dgrad %.1e (%.1e)  wgrad %.1e (%.1e)\n",
                 modes[m].name, (long long)depths[d], error[0][0], error[1][0], error[0][1],
                 error[1][1], error[0][2], error[1][2]);
         }

@@ -28,7 +28,9 @@ static const struct change changes[] = {
     { "model", "max_tokens", "max_tokens = 9000,", DIMS, INFO },
     { "model", "bias", "bias = true,", DIMS, INFO },
     { "model", "recipe", "recipe = recipe.current { format = \"e4m3\" },", DIMS, INFO },
-    { "model", "recipe", "recipe = recipe.delayed {},", DIMS, -1 },
+    { "model", "recipe", "recipe = recipe.delayed {},", DIMS, INFO },
+    { "model", "recipe", "recipe = recipe.mx {},", DIMS, -1 },
+    { "model", "compute", "compute = \"bf16\",", DIMS, INFO },
     { "model", "accumulation", "accumulation = { fprop = \"split\" },", DIMS, MANIFEST },
     { "model", "weight", "weight = \"fp32\",", DIMS, INFO },
     { "model", "output", "output = \"fp32\",", DIMS, INFO },
@@ -40,6 +42,7 @@ static const struct change changes[] = {
     { "linear", "max_tokens", "", DIMS ", max_tokens = 9000", INFO },
     { "linear", "bias", "", DIMS ", bias = true", INFO },
     { "linear", "recipe", "", DIMS ", recipe = recipe.current { format = \"e4m3\" }", INFO },
+    { "linear", "compute", "", DIMS ", compute = \"bf16\"", INFO },
     { "linear", "accumulation", "", DIMS ", accumulation = { dgrad = \"fast\" }", MANIFEST },
     { "linear", "weight", "", DIMS ", weight = \"fp32\"", INFO },
     { "linear", "output", "", DIMS ", output = \"fp32\"", INFO },
@@ -65,10 +68,49 @@ static const struct change changes[] = {
     { "recipe.current", "format", "", DIMS ", recipe = recipe.current { format = \"e5m2\" }", -1 },
     { "recipe.current", "power_of_two", "",
       DIMS ", recipe = recipe.current { power_of_two = true }", DISPATCH },
+    { "recipe.delayed", "format", "", DIMS ", recipe = recipe.delayed { format = \"e4m3\" }",
+      INFO },
+    { "recipe.delayed", "history_length", "",
+      DIMS ", recipe = recipe.delayed { history_length = 16 }", MANIFEST },
+    { "recipe.delayed", "history_length", "",
+      DIMS ", recipe = recipe.delayed { history_length = 0 }", -1 },
+    { "recipe.delayed", "algo", "", DIMS ", recipe = recipe.delayed { algo = \"most_recent\" }",
+      MANIFEST },
+    { "recipe.delayed", "margin", "", DIMS ", recipe = recipe.delayed { margin = 1 }", MANIFEST },
+    { "recipe.delayed", "margin", "",
+      DIMS ", recipe = recipe.delayed { margin = 7, power_of_two = true }", -1 },
+    { "recipe.delayed", "calibrate", "", DIMS ", recipe = recipe.delayed { calibrate = true }",
+      DISPATCH },
+    { "recipe.delayed", "power_of_two", "",
+      DIMS ", recipe = recipe.delayed { power_of_two = true }", DISPATCH },
+    { "recipe.rowwise", "power_of_two", "",
+      DIMS ", recipe = recipe.rowwise { power_of_two = false }", DISPATCH },
+    { "recipe.rowwise", "format", "", DIMS ", recipe = recipe.rowwise { format = \"hybrid\" }",
+      -1 },
+    { "recipe.rowwise_hp_wgrad", "power_of_two", "",
+      DIMS ", recipe = recipe.rowwise_hp_wgrad { power_of_two = false }", DISPATCH },
+    { "recipe.rowwise_hp_wgrad", "format", "",
+      DIMS ", recipe = recipe.rowwise_hp_wgrad { format = \"hybrid\" }", -1 },
+    { "recipe.block", "power_of_two", "", DIMS ", recipe = recipe.block { power_of_two = false }",
+      DISPATCH },
+    { "recipe.block", "format", "", DIMS ", recipe = recipe.block { format = \"hybrid\" }", -1 },
+    { "accumulation", "wgrad", "",
+      DIMS ", recipe = recipe.block {}, accumulation = { wgrad = \"fast\" }", -1 },
 };
 enum { CHANGES = sizeof changes / sizeof changes[0] };
 
 static const struct change base = { "", "", "", DIMS, 0 };
+
+/* A field of a recipe is compared with the recipe's defaults. */
+static struct change base_of(const struct change *change, char *text, size_t room)
+{
+    struct change made = base;
+    if (strncmp(change->section, "recipe.", 7) == 0) {
+        snprintf(text, room, DIMS ", recipe = %s {}", change->section);
+        made.layer = text;
+    }
+    return made;
+}
 
 static void write_spec(const struct change *change, char *text, size_t room)
 {
@@ -151,11 +193,17 @@ static void every_field_has_an_effect(void **state)
 {
     (void)state;
     static struct sight plain, changed;
-    look(&base, &plain);
+    const char *section = NULL;
+    char text[160];
     for (int i = 0; i < CHANGES; i++) {
         if (changes[i].aspect < 0) {
             expect_refusal(&changes[i]);
             continue;
+        }
+        if (section == NULL || strcmp(section, changes[i].section) != 0) {
+            struct change from = base_of(&changes[i], text, sizeof text);
+            section = changes[i].section;
+            look(&from, &plain);
         }
         look(&changes[i], &changed);
         if (strcmp(plain.text[changes[i].aspect], changed.text[changes[i].aspect]) == 0)
