@@ -15,7 +15,6 @@
 using source_t = $source;
 using format = $format;
 constexpr bool power_of_two = $power_of_two;
-constexpr int stages = $stages;
 constexpr int threads = tile_threads;
 
 // Once, at the end: this CTA's maximum into the running one.
@@ -28,7 +27,7 @@ __device__ __forceinline__ void write_running(const amax_of<source_t> &seen, u32
     if (bad && found_inf) *found_inf = 1;
 }
 
-extern "C" __global__ void __launch_bounds__(threads, 2)
+extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 : 2)
     $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, const float *known,
            int known_is_amax, const u32 *fresh, const u32 *partials, int n_partials, float *scales,
            u8 *row, i64 row_ld, i64 row_rows, u8 *transposed, i64 transposed_ld,
@@ -36,13 +35,11 @@ extern "C" __global__ void __launch_bounds__(threads, 2)
            const u32 *when) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ u32 slots[threads / 32];
+    __shared__ tile_sums sums;
     if (!start_kernel(when)) return;
     tile_walk<false> here(rows, cols);
-    tile_ring<source_t, stages, tile_walk<false>> ring = {
-        make_matrix(source, source_ld, rows, cols), shared, here};
-    ring.begin();
-    u8 *turned = shared + ring.bytes; // the transposed tile; before that, its sums
-    tile_sums &sums = *reinterpret_cast<tile_sums *>(turned);
+    tile_source<source_t> in = {make_matrix(source, source_ld, rows, cols), shared};
+    in.fetch(here);
     copy_target to = {row, row_ld, row_rows, transposed, transposed_ld, transposed_rows};
     int rg = threadIdx.x / groups, cg = threadIdx.x % groups;
 
@@ -54,18 +51,12 @@ extern "C" __global__ void __launch_bounds__(threads, 2)
     write_scales(scales, pair, is_amax ? given : 0.0f);
 
     amax_of<source_t> seen;
-    for (; here.inside(); here.next()) {
+    while (here.inside()) {
         i64 top = here.top(), left = here.left();
         vec8<source_t> v[patch];
         uint2 q[patch];
-        ring.take(v);
-        if (dbias_partials) {
-            put_sums(sums, v, threadIdx.x);
-            __syncthreads();
-            write_sums(sums, dbias_partials + here.row() * dbias_ld + left, cols - left,
-                       threadIdx.x);
-            __syncthreads();
-        }
+        in.take(v);
+        if (dbias_partials) put_sums(sums, v, threadIdx.x);
         keep_packed(v);
 #pragma unroll
         for (int i = 0; i < patch; ++i) {
@@ -73,10 +64,19 @@ extern "C" __global__ void __launch_bounds__(threads, 2)
             q[i] = repair8<format>(v[i], cast8<format>(v[i], pair.scale));
         }
         if (row) store_rows(to, q, top + rg * patch, left + cg * patch);
-        if (transposed) put_transposed(turned, q, rg, cg);
+        __syncthreads(); // the tile has been read: its memory takes the transposed one
+        if (dbias_partials)
+            write_sums(sums, dbias_partials + here.row() * dbias_ld + left, cols - left,
+                       threadIdx.x);
+        if (transposed) {
+            put_transposed(shared, q, rg, cg);
+            __syncthreads();
+            store_transposed(to, shared, top, left, threadIdx.x);
+        }
+        here.next();
+        if (!here.inside()) break;
         __syncthreads();
-        ring.refill();
-        if (transposed) store_transposed(to, turned, top, left, threadIdx.x);
+        in.fetch(here);
     }
     write_running(seen, slots, amax, found_inf);
 }

@@ -76,9 +76,11 @@ __device__ __forceinline__ void store_rows(const copy_target &to, const uint2 (&
 
 // The inverse scale of a 128 x 128 tile at `place` of a line of `count`; with the last one, zeros to the end of
 // the line.
-__device__ __forceinline__ void write_inverse(float *scales, i64 ld, i64 line, i64 place, i64 count,
+__device__ __forceinline__ void write_inverse(float *scales, i64 ld, u32 line, u32 place, u32 count,
                                               float scale_inv) {
-    scales[line * ld + place] = scale_inv;
+    float *p = scales + line * ld;
+    p[place] = scale_inv;
     if (place == count - 1)
-        for (i64 i = count; i < ld; ++i) scales[line * ld + i] = 0.0f;
+#pragma unroll 1
+        for (u32 i = count; i < u32(ld); ++i) p[i] = 0.0f;
 }

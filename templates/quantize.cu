@@ -13,10 +13,9 @@
 using source_t = $source;
 using format = $format;
 constexpr bool power_of_two = $power_of_two;
-constexpr int stages = $stages;
 constexpr int threads = tile_threads;
 
-extern "C" __global__ void __launch_bounds__(threads, 2)
+extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 : 2)
     $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, const u32 *partials,
            int n_partials, float *scales, u8 *row, i64 row_ld, i64 row_rows, u8 *transposed,
            i64 transposed_ld, i64 transposed_rows, float *dbias, const float *dbias_partials,
@@ -25,10 +24,8 @@ extern "C" __global__ void __launch_bounds__(threads, 2)
     __shared__ u32 slots[threads / 32];
     if (!start_kernel(when)) return;
     tile_walk<true> here(rows, cols);
-    tile_ring<source_t, stages, tile_walk<true>> ring = {make_matrix(source, source_ld, rows, cols),
-                                                         shared, here};
-    ring.begin();
-    u8 *turned = shared + ring.bytes;
+    tile_source<source_t> in = {make_matrix(source, source_ld, rows, cols), shared};
+    in.fetch(here);
     copy_target to = {row, row_ld, row_rows, transposed, transposed_ld, transposed_rows};
     int rg = threadIdx.x / groups, cg = threadIdx.x % groups;
 
@@ -37,20 +34,26 @@ extern "C" __global__ void __launch_bounds__(threads, 2)
     scale_pair pair = scale_from_amax<format, power_of_two>(amax);
     write_scales(scales, pair, amax);
 
-    for (; here.inside(); here.next()) {
+    while (here.inside()) {
         i64 top = here.top(), left = here.left();
         vec8<source_t> v[patch];
         uint2 q[patch];
-        ring.take(v);
+        in.take(v);
 #pragma unroll
         for (int i = 0; i < patch; ++i)
             q[i] = repair8<format>(v[i], cast8<format>(v[i], pair.scale));
         if (row) store_rows(to, q, top + rg * patch, left + cg * patch);
-        if (transposed) put_transposed(turned, q, rg, cg);
-        __syncthreads();
-        ring.refill();
-        if (transposed) store_transposed(to, turned, top, left, threadIdx.x);
+        __syncthreads(); // the tile has been read: its memory takes the transposed one
+        if (transposed) {
+            put_transposed(shared, q, rg, cg);
+            __syncthreads();
+            store_transposed(to, shared, top, left, threadIdx.x);
+        }
         if (dbias && here.i == 0 && threadIdx.x < tile && left + threadIdx.x < cols)
             finish_sum(dbias, dbias_partials, dbias_ld, here.rows, left + threadIdx.x, accumulate);
+        here.next();
+        if (!here.inside()) break;
+        __syncthreads();
+        in.fetch(here);
     }
 }

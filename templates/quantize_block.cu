@@ -13,44 +13,38 @@
 using source_t = $source;
 using format = $format;
 constexpr bool power_of_two = $power_of_two;
-constexpr int stages = $stages;
 constexpr int threads = tile_threads;
 
-extern "C" __global__ void __launch_bounds__(threads, 2)
+extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 : 2)
     $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, u8 *row, i64 row_ld,
            i64 row_rows, float *row_scales, i64 row_scales_ld, u8 *transposed, i64 transposed_ld,
            i64 transposed_rows, float *transposed_scales, i64 transposed_scales_ld, u32 *found_inf,
            float *dbias_partials, i64 dbias_ld, const u32 *when) {
     extern __shared__ __align__(128) u8 shared[];
+    __shared__ tile_maxima<source_t> maxima;
+    __shared__ tile_sums sums;
     __shared__ __align__(16) float made[2 * tile]; // scales of the rows, then of the columns
     if (!start_kernel(when)) return;
     tile_walk<false> here(rows, cols);
-    tile_ring<source_t, stages, tile_walk<false>> ring = {
-        make_matrix(source, source_ld, rows, cols), shared, here};
-    ring.begin();
-    u8 *turned = shared + ring.bytes; // the transposed tile; before that, its sums and maxima
-    tile_sums &sums = *reinterpret_cast<tile_sums *>(turned);
-    tile_maxima<source_t> &maxima =
-        *reinterpret_cast<tile_maxima<source_t> *>(turned + sizeof(tile_sums));
+    tile_source<source_t> in = {make_matrix(source, source_ld, rows, cols), shared};
     copy_target to = {row, row_ld, row_rows, transposed, transposed_ld, transposed_rows};
     int thread = threadIdx.x, rg = thread / groups, cg = thread % groups;
     bool of_row = thread < tile; // whose scale this thread makes
     float *scales = of_row ? row_scales : transposed_scales;
     i64 scales_ld = of_row ? row_scales_ld : transposed_scales_ld, extent = of_row ? rows : cols;
-    bool found = false;
 
     for (; here.inside(); here.next()) {
         i64 top = here.top(), left = here.left();
         vec8<source_t> v[patch];
         uint2 q[patch];
         float s[patch];
-        ring.take(v);
+        in.fetch(here);
+        in.take(v);
         bool bad = put_maxima(maxima, v, thread);
-        found |= bad;
+        if (bad && found_inf) *found_inf = 1;
         if (dbias_partials) put_sums(sums, v, thread);
         keep_packed(v);
-        __syncthreads();
-        ring.refill();
+        __syncthreads(); // the tile has been read: its memory takes the transposed one
 
         scale_pair pair = scale_from_amax<format, power_of_two>(maximum_of(maxima, thread));
         made[thread] = pair.scale;
@@ -80,10 +74,10 @@ extern "C" __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
                 for (int i = 0; i < patch; ++i) q[i] = repair8<format>(v[i], q[i]);
             }
-            put_transposed(turned, q, rg, cg);
+            put_transposed(shared, q, rg, cg);
             __syncthreads();
-            store_transposed(to, turned, top, left, thread);
+            store_transposed(to, shared, top, left, thread);
         }
+        __syncthreads(); // it has left
     }
-    if (found && found_inf) *found_inf = 1;
 }

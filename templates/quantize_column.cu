@@ -11,7 +11,6 @@
 using source_t = $source;
 using format = $format;
 constexpr bool power_of_two = $power_of_two;
-constexpr int stages = $stages;
 constexpr int threads = tile_threads;
 constexpr int band = 32; // rows of a column partial
 
@@ -31,31 +30,28 @@ __device__ __forceinline__ void column_maxima(float (*best)[tile], const float *
     *reinterpret_cast<float4 *>(&best[warp][lane * 4]) = m;
 }
 
-extern "C" __global__ void __launch_bounds__(threads, 2)
+extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 : 2)
     $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, const float *column_partials,
            i64 column_partials_ld, u8 *transposed, i64 transposed_ld, i64 transposed_rows,
            float *transposed_scales, const u32 *when) {
     extern __shared__ __align__(128) u8 shared[];
+    __shared__ __align__(16) float best[threads / 32][tile];
     __shared__ __align__(16) float scale[tile];
     if (!start_kernel(when)) return;
-    u8 *turned = shared + stages * tile * tile * sizeof(source_t); // the transposed tile, or maxima
-    float(*best)[tile] = reinterpret_cast<float(*)[tile]>(turned);
-    matrix<source_t> m = make_matrix(source, source_ld, rows, cols);
     copy_target to = {nullptr, 0, 0, transposed, transposed_ld, transposed_rows};
     int thread = threadIdx.x, rg = thread / groups, cg = thread % groups;
     column_run here(rows, cols);
-    tile_ring<source_t, stages, column_run> ring = {m, shared, here};
-    ring.begin();
+    tile_source<source_t> in = {make_matrix(source, source_ld, rows, cols), shared};
+    in.fetch(here);
 
     i64 made = -1; // column of tiles whose scales are there
-    for (; here.inside(); here.next()) {
+    while (here.inside()) {
         i64 top = here.top(), left = here.left();
         vec8<source_t> v[patch];
         uint2 q[patch];
         float s[patch];
         if (made != left) {
             made = left;
-            __syncthreads(); // the tile before has left the shared memory
             column_maxima(best, column_partials, column_partials_ld, ceil_div(rows, band), left);
             __syncthreads();
             if (thread < tile) {
@@ -69,13 +65,17 @@ extern "C" __global__ void __launch_bounds__(threads, 2)
                     transposed_scales[left + thread] = left + thread < cols ? pair.scale_inv : 0.0f;
             }
         }
-        ring.take(v);
+        in.take(v);
         read_scales(s, scale + cg * patch);
 #pragma unroll
         for (int i = 0; i < patch; ++i) q[i] = repair8<format>(v[i], cast8<format>(v[i], s));
-        put_transposed(turned, q, rg, cg);
+        __syncthreads(); // the tile has been read: its memory takes the transposed one
+        put_transposed(shared, q, rg, cg);
         __syncthreads();
-        ring.refill();
-        if (transposed) store_transposed(to, turned, top, left, thread);
+        if (transposed) store_transposed(to, shared, top, left, thread);
+        here.next();
+        if (!here.inside()) break;
+        __syncthreads();
+        in.fetch(here);
     }
 }

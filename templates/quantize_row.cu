@@ -2,9 +2,10 @@
 // that follows, the largest finite magnitude of every column in bands of 32 rows. For dbias also the column
 // sums of each band.
 //
-// A CTA takes a band. Its rows pass through shared memory, a few at a time ("slab") with two more slabs under
-// way; a thread owns the same columns in every row, so their maxima and sums stay in registers. Rows too long
-// for that are read twice: first for the maxima, then for the cast.
+// A CTA takes a band. Its rows pass through shared memory, a few at a time ("slab") with more slabs under way;
+// while one slab is looked at, the one before is cast. A thread owns the same columns in every row, so
+// their maxima and sums stay in registers. Rows too long for that are read twice: first for the maxima, then
+// for the cast.
 #include "convert.cuh"
 #include "ptx.cuh"
 #include "stage.cuh"
@@ -17,12 +18,10 @@ constexpr int ring_bytes = $ring_bytes;
 constexpr int threads = 512;
 constexpr int warps = threads / 32;
 constexpr int band = 32;
-constexpr int slots = 3;
-constexpr int most_rows = with_sums ? 4 : 8; // of a slab
+constexpr int most_slots = 6; // slabs in shared memory
 constexpr int words = vec8<source_t>::words;
-constexpr int chunks =
-    (sizeof(source_t) == 4 ? 4 : 8) / (with_sums ? 2 : 1); // vectors of a row per thread
-constexpr i64 span = chunks * threads * 8;                 // columns that all of them own
+constexpr int most_chunks = (sizeof(source_t) == 4 ? 4 : 8) / (with_sums ? 2 : 1);
+constexpr i64 span = most_chunks * threads * 8; // columns that all threads can own
 
 struct row_call {
     matrix<source_t> m;
@@ -35,13 +34,13 @@ struct row_call {
 };
 
 struct shared_words {
-    u32 best[most_rows][warps];
-    float scale[band];
+    u32 best[2][8][warps]; // of the rows of a slab and of the one before, by warp
+    float scale[band];     // of rows read twice, as is
     u32 row_best[band];
 };
 
-// What a thread knows of its columns.
-struct own_columns {
+// What a thread knows of its columns: `chunks` vectors of a row.
+template <int chunks> struct own_columns {
     u32 best[chunks][words];
     float sum[with_sums ? chunks : 1][8];
     u32 seen; // lifted magnitudes of all elements, or-ed
@@ -83,8 +82,9 @@ __device__ __forceinline__ float column_amax(const u32 (&best)[8], int k) {
 }
 
 // Maxima and sums of the band's columns [first, first + span).
-__device__ __forceinline__ void write_columns(const row_call &c, const own_columns &own, i64 b,
-                                              i64 first) {
+template <int chunks>
+__device__ __forceinline__ void write_columns(const row_call &c, const own_columns<chunks> &own,
+                                              i64 b, i64 first) {
 #pragma unroll
     for (int i = 0; i < chunks; ++i) {
         i64 col = first + i64(i * threads + threadIdx.x) * 8;
@@ -106,12 +106,9 @@ __device__ __forceinline__ void write_columns(const row_call &c, const own_colum
     }
 }
 
-// The scale of row r from its amax, by one thread.
-__device__ __forceinline__ void make_scale(const row_call &c, float *scale, i64 r, u32 amax_bits) {
-    scale_pair pair = scale_from_amax<format, power_of_two>(__uint_as_float(amax_bits));
-    *scale = pair.scale;
+__device__ __forceinline__ void write_row_scale(const row_call &c, i64 r, float scale_inv) {
     if (c.row_scales && r < ceil_div(c.m.rows, 16) * 16)
-        c.row_scales[r] = r < c.m.rows ? pair.scale_inv : 0.0f;
+        c.row_scales[r] = r < c.m.rows ? scale_inv : 0.0f;
 }
 
 // Eight bytes of the row copy.
@@ -160,89 +157,107 @@ __device__ __forceinline__ void stage_slab(u32 target, const row_call &c, i64 r,
 }
 
 // The amaxes of the slab's rows, by this thread's columns and then by its warp.
-__device__ __forceinline__ void slab_maxima(own_columns &own, shared_words &s, const u8 *slab,
-                                            int count, int row_bytes) {
-    u32 best[most_rows];
+template <int count, int chunks>
+__device__ __forceinline__ void slab_maxima(own_columns<chunks> &own, u32 (*maxima)[warps],
+                                            const u8 *slab, int row_bytes) {
+    u32 best[count];
 #pragma unroll
-    for (int g = 0; g < most_rows; ++g) best[g] = lifted<source_t>::zero;
+    for (int g = 0; g < count; ++g) best[g] = lifted<source_t>::zero;
 #pragma unroll
     for (int i = 0; i < chunks; ++i) {
         int at = (i * threads + int(threadIdx.x)) * int(sizeof(vec8<source_t>));
         if (at >= row_bytes) break;
+        vec8<source_t> v[count];
 #pragma unroll
-        for (int g = 0; g < most_rows; ++g)
-            if (g < count)
-                best[g] =
-                    own.add(i, *reinterpret_cast<const vec8<source_t> *>(slab + g * row_bytes + at),
-                            best[g]);
+        for (int g = 0; g < count; ++g)
+            v[g] = *reinterpret_cast<const vec8<source_t> *>(slab + g * row_bytes + at);
+#pragma unroll
+        for (int g = 0; g < count; ++g) best[g] = own.add(i, v[g], best[g]);
     }
 #pragma unroll
-    for (int g = 0; g < most_rows; ++g)
-        if (g < count) {
-            u32 bits = __reduce_max_sync(0xffffffffu, lifted<source_t>::best(best[g]));
-            if (threadIdx.x % 32 == 0) s.best[g][threadIdx.x / 32] = bits;
-        }
-}
-
-__device__ __forceinline__ void slab_scales(const row_call &c, shared_words &s, i64 r, int count) {
-    int g = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (g >= count) return;
-    u32 bits = __reduce_max_sync(0xffffffffu, lane < warps ? s.best[g][lane] : 0);
-    if (lane == 0) make_scale(c, &s.scale[g], r + g, bits);
-}
-
-__device__ __forceinline__ void slab_cast(const row_call &c, const shared_words &s, const u8 *slab,
-                                          i64 r, int count, int row_bytes) {
-    for (int g = 0; g < count && r + g < c.row_rows; ++g) {
-        float scale = s.scale[g];
-#pragma unroll 4
-        for (int k = threadIdx.x; k < int(c.row_ld / 8); k += threads) {
-            int at = k * int(sizeof(vec8<source_t>));
-            vec8<source_t> v = {};
-            if (at < row_bytes)
-                v = *reinterpret_cast<const vec8<source_t> *>(slab + g * row_bytes + at);
-            put(c, v, scale, r + g, i64(k) * 8);
-        }
+    for (int g = 0; g < count; ++g) {
+        u32 bits = __reduce_max_sync(0xffffffffu, lifted<source_t>::best(best[g]));
+        if (threadIdx.x % 32 == 0) maxima[g][threadIdx.x / 32] = bits;
     }
 }
 
-__device__ __forceinline__ bool bands_in_shared(const row_call &c, shared_words &s,
-                                                const u8 *shared) {
+// The row copy of a slab. Half a warp makes the scale of a row; every warp those of all rows.
+template <int count, int chunks>
+__device__ __forceinline__ void slab_cast(const row_call &c, const u32 (*maxima)[warps],
+                                          const u8 *slab, i64 r, int row_bytes) {
+    static_assert(warps == 16, "half a warp reads the maxima of all warps");
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int pair = 0; pair < count; pair += 2) {
+        int mine = pair + lane / 16;
+        u32 bits = mine < count ? maxima[mine][lane % 16] : 0;
+#pragma unroll
+        for (int step = 8; step > 0; step /= 2) {
+            u32 other = __shfl_xor_sync(0xffffffffu, bits, step);
+            bits = other > bits ? other : bits;
+        }
+        scale_pair made = scale_from_amax<format, power_of_two>(__uint_as_float(bits));
+        if (threadIdx.x == lane && lane % 16 == 0 && mine < count)
+            write_row_scale(c, r + mine, made.scale_inv);
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            float scale = __shfl_sync(0xffffffffu, made.scale, 16 * k);
+            int g = pair + k;
+            if (g >= count || r + g >= c.row_rows || !c.row) continue;
+#pragma unroll
+            for (int i = 0; i < chunks; ++i) {
+                int col = (i * threads + int(threadIdx.x)) * 8, at = col * int(sizeof(source_t));
+                if (col >= c.row_ld) break;
+                vec8<source_t> v = {};
+                if (at < row_bytes)
+                    v = *reinterpret_cast<const vec8<source_t> *>(slab + g * row_bytes + at);
+                put(c, v, scale, r + g, col);
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ void wait_for_slab(int ahead) {
+    if (ahead == 1) copy_wait<0>();
+    else if (ahead == 2) copy_wait<1>();
+    else if (ahead == 3) copy_wait<2>();
+    else copy_wait<3>();
+}
+
+// Slabs of `count` rows, of which a thread owns `chunks` vectors.
+template <int count, int chunks>
+__device__ __forceinline__ bool bands_in_shared(const row_call &c, shared_words &s, const u8 *shared) {
+    constexpr int per_band = band / count;
     int row_bytes = int(ceil_div(c.m.cols, 8)) * int(sizeof(vec8<source_t>));
-    int count = most_rows; // rows of a slab
-    while (count > 1 && slots * count * row_bytes > ring_bytes) count /= 2;
-    int per_band = band / count;
-    i64 bands = ceil_div(c.m.rows, band),
-        slabs = ceil_div(bands - blockIdx.x, gridDim.x) * per_band;
+    int slots = ring_bytes / (count * row_bytes);
+    slots = slots < most_slots ? slots : most_slots;
+    int ahead = slots - 2;
+    i64 bands = ceil_div(c.m.rows, band);
+    int slabs = int(ceil_div(bands - blockIdx.x, gridDim.x)) * per_band;
     u32 target = u32(__cvta_generic_to_shared(shared));
-    auto first_row = [&](i64 slab) {
-        i64 b = blockIdx.x + slab / per_band * gridDim.x;
-        return b * band + slab % per_band * count;
+    auto first_row = [&](int slab) {
+        return (blockIdx.x + i64(slab / per_band) * gridDim.x) * band + slab % per_band * count;
     };
-    auto fetch = [&](i64 slab) {
-        if (slab < slabs)
-            stage_slab(target + u32(slab % slots) * u32(count * row_bytes), c, first_row(slab),
-                       count, row_bytes);
+    auto place = [&](int slab) { return slab % slots * count * row_bytes; };
+    auto fetch = [&](int slab) {
+        if (slab < slabs) stage_slab(target + place(slab), c, first_row(slab), count, row_bytes);
         copy_commit();
     };
-    own_columns own;
+    own_columns<chunks> own;
     own.clear(), own.seen = 0;
-    fetch(0), fetch(1);
-    for (i64 slab = 0; slab < slabs; ++slab) {
-        i64 r = first_row(slab);
-        const u8 *in = shared + u32(slab % slots) * u32(count * row_bytes);
-        copy_wait<1>();
-        __syncthreads(); // this slab is there, the one before has been read
-        fetch(slab + 2);
-        slab_maxima(own, s, in, count, row_bytes);
-        __syncthreads();
-        slab_scales(c, s, r, count);
-        __syncthreads();
-        if (c.row) slab_cast(c, s, in, r, count, row_bytes);
-        if (slab % per_band == per_band - 1) {
-            write_columns(c, own, r / band, 0);
+    for (int slab = 0; slab < ahead; ++slab) fetch(slab);
+    for (int slab = 0; slab <= slabs; ++slab) {
+        wait_for_slab(ahead);
+        __syncthreads(); // this slab is there; of the one before the maxima; the one before that is cast
+        fetch(slab + ahead);
+        if (slab < slabs) slab_maxima<count>(own, s.best[slab % 2], shared + place(slab), row_bytes);
+        if (slab < slabs && slab % per_band == per_band - 1) {
+            write_columns(c, own, first_row(slab) / band, 0);
             own.clear();
         }
+        if (slab > 0)
+            slab_cast<count, chunks>(c, s.best[(slab - 1) % 2], shared + place(slab - 1),
+                                     first_row(slab - 1), row_bytes);
     }
     return own.seen & lifted<source_t>::marks;
 }
@@ -254,14 +269,14 @@ __device__ __forceinline__ vec8<source_t> load_own(const row_call &c, i64 r, i64
     return count >= 8 ? load_vec8(p, c.m.width) : load_vec8_edge(p, count);
 }
 
-__device__ __forceinline__ void read_band(const row_call &c, own_columns &own, shared_words &s,
+__device__ __forceinline__ void read_band(const row_call &c, own_columns<most_chunks> &own, shared_words &s,
                                           i64 b) {
     for (i64 first = 0; first < c.m.cols; first += span) {
         own.clear();
         for (int g = 0; g < band; ++g) {
             u32 best = lifted<source_t>::zero;
 #pragma unroll
-            for (int i = 0; i < chunks; ++i) {
+            for (int i = 0; i < most_chunks; ++i) {
                 i64 col = first + i64(i * threads + threadIdx.x) * 8;
                 if (col < c.m.cols) best = own.add(i, load_own(c, b * band + g, col), best);
             }
@@ -273,7 +288,7 @@ __device__ __forceinline__ void read_band(const row_call &c, own_columns &own, s
 }
 
 __device__ __forceinline__ bool bands_read_twice(const row_call &c, shared_words &s) {
-    own_columns own;
+    own_columns<most_chunks> own;
     own.seen = 0;
     for (i64 b = blockIdx.x; b < ceil_div(c.m.rows, band); b += gridDim.x) {
         __syncthreads(); // the scales of the band before have been used
@@ -281,8 +296,12 @@ __device__ __forceinline__ bool bands_read_twice(const row_call &c, shared_words
         __syncthreads();
         read_band(c, own, s, b);
         __syncthreads();
-        if (threadIdx.x < band)
-            make_scale(c, &s.scale[threadIdx.x], b * band + threadIdx.x, s.row_best[threadIdx.x]);
+        if (threadIdx.x < band) {
+            float amax = __uint_as_float(s.row_best[threadIdx.x]);
+            scale_pair made = scale_from_amax<format, power_of_two>(amax);
+            s.scale[threadIdx.x] = made.scale;
+            write_row_scale(c, b * band + threadIdx.x, made.scale_inv);
+        }
         __syncthreads();
         for (int g = 0; c.row && g < band && b * band + g < c.row_rows; ++g) {
 #pragma unroll 4
@@ -309,10 +328,13 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
                   column_partials_ld,
                   dbias_partials,
                   dbias_ld};
+    i64 row_bytes = ceil_div(cols, 8) * i64(sizeof(vec8<source_t>));
+    constexpr i64 chunk = threads * 8; // columns
     bool found;
-    if (cols <= span && cols * i64(sizeof(source_t)) <= ring_bytes / slots - 32)
-        found = bands_in_shared(c, s, shared);
-    else
-        found = bands_read_twice(c, s);
+    if (cols > span || 3 * row_bytes > ring_bytes) found = bands_read_twice(c, s);
+    else if (cols <= chunk / 2) found = bands_in_shared<8, 1>(c, s, shared);
+    else if (cols <= chunk) found = bands_in_shared<4, 1>(c, s, shared);
+    else if (cols <= 2 * chunk) found = bands_in_shared<2, 2>(c, s, shared);
+    else found = bands_in_shared<1, most_chunks>(c, s, shared);
     if (found && found_inf) *found_inf = 1;
 }

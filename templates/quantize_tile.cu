@@ -11,67 +11,55 @@
 using source_t = $source;
 using format = $format;
 constexpr bool power_of_two = $power_of_two;
-constexpr int stages = $stages;
 constexpr int threads = tile_threads;
 
-extern "C" __global__ void __launch_bounds__(threads, 2)
+extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 : 2)
     $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, u8 *row, i64 row_ld,
            i64 row_rows, float *row_scales, i64 row_scales_ld, u8 *transposed, i64 transposed_ld,
            i64 transposed_rows, float *transposed_scales, i64 transposed_scales_ld, u32 *found_inf,
            float *dbias_partials, i64 dbias_ld, const u32 *when) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ u32 slots[threads / 32];
+    __shared__ tile_sums sums;
     if (!start_kernel(when)) return;
     tile_walk<false> here(rows, cols);
-    tile_ring<source_t, stages, tile_walk<false>> ring = {
-        make_matrix(source, source_ld, rows, cols), shared, here};
-    ring.begin();
-    u8 *turned = shared + ring.bytes; // the transposed tile; before that, its sums
-    tile_sums &sums = *reinterpret_cast<tile_sums *>(turned);
+    tile_source<source_t> in = {make_matrix(source, source_ld, rows, cols), shared};
     copy_target to = {row, row_ld, row_rows, transposed, transposed_ld, transposed_rows};
     int thread = threadIdx.x, rg = thread / groups, cg = thread % groups;
-    bool found = false;
 
     for (; here.inside(); here.next()) {
         i64 top = here.top(), left = here.left();
         vec8<source_t> v[patch];
         uint2 q[patch];
-        ring.take(v);
+        in.fetch(here);
+        in.take(v);
+        if (dbias_partials) put_sums(sums, v, thread);
+        keep_packed(v);
         amax_of<source_t> amax;
 #pragma unroll
         for (int i = 0; i < patch; ++i) amax.add(v[i]);
-        bool bad = amax.nonfinite();
-        found |= bad;
-        if (dbias_partials) put_sums(sums, v, thread);
+        if (amax.nonfinite() && found_inf) *found_inf = 1;
         keep_packed(v);
-        float largest =
-            __uint_as_float(block_max<threads>(amax.bits(), slots)); // a barrier in there
-        ring.refill();
+        float largest = __uint_as_float(
+            block_max<threads>(amax.bits(), slots)); // and a barrier: the tile has been read
+        if (dbias_partials)
+            write_sums(sums, dbias_partials + here.row() * dbias_ld + left, cols - left, thread);
         scale_pair pair = scale_from_amax<format, power_of_two>(largest);
         if (thread == 0 && row_scales)
             write_inverse(row_scales, row_scales_ld, here.row(), here.col(), here.cols,
                           pair.scale_inv);
-        if (thread == 32 && transposed_scales)
+        if (thread == 0 && transposed_scales)
             write_inverse(transposed_scales, transposed_scales_ld, here.col(), here.row(),
                           here.rows, pair.scale_inv);
 #pragma unroll
-        for (int i = 0; i < patch; ++i) {
-            q[i] = cast8<format>(v[i], pair.scale);
-        }
-        if (bad) {
-#pragma unroll
-            for (int i = 0; i < patch; ++i) q[i] = repair8<format>(v[i], q[i]);
-        }
+        for (int i = 0; i < patch; ++i)
+            q[i] = repair8<format>(v[i], cast8<format>(v[i], pair.scale));
         if (row) store_rows(to, q, top + rg * patch, left + cg * patch);
-        if (dbias_partials) {
-            write_sums(sums, dbias_partials + here.row() * dbias_ld + left, cols - left, thread);
-            __syncthreads();
-        }
         if (transposed) {
-            put_transposed(turned, q, rg, cg);
+            put_transposed(shared, q, rg, cg);
             __syncthreads();
-            store_transposed(to, turned, top, left, thread);
+            store_transposed(to, shared, top, left, thread);
         }
+        __syncthreads(); // it has left
     }
-    if (found && found_inf) *found_inf = 1;
 }

@@ -1,12 +1,9 @@
-// stage.cuh - tiles of a matrix on their way through shared memory, a few ahead of the one in work.
+// stage.cuh - tiles of a matrix on their way through shared memory.
 //
 // cp.async copies without registers in between, 16, 8 or 4 bytes an access as the alignment of the rows
 // allows, neighbouring threads at neighbouring bytes whatever the width: a matrix whose rows are aligned to
 // 8 bytes is read as fast as one aligned to 16. What lies outside the matrix arrives as zeros and is not
 // read. Rows of bf16 aligned to 2 bytes go through registers.
-//
-// Use, by the whole block: begin(); then for every tile take() a patch, work, and refill() once no
-// thread can still be reading the tile (after any barrier that follows take()).
 #pragma once
 #include "tile.cuh"
 
@@ -104,32 +101,19 @@ __device__ __forceinline__ void read_patch(vec8<T> (&v)[patch], const u8 *staged
                 *reinterpret_cast<const uint4 *>(p + i * row_bytes + j * 16);
 }
 
-template <class T, int stages, class walk> struct tile_ring {
-    static constexpr int tile_bytes = tile * tile * sizeof(T);
-    static constexpr int bytes = stages * tile_bytes;
-
+// One tile of shared memory, filled ahead of its use: fetch(), something else, take(), and once no thread
+// can still be reading the tile, its memory is free for other things until the next fetch().
+template <class T> struct tile_source {
     matrix<T> m;
-    const u8 *shared;
-    walk ahead; // the next tile to fetch
-    int slot = 0;
+    u8 *shared;
 
-    __device__ __forceinline__ void fetch(int s) {
-        u32 target = u32(__cvta_generic_to_shared(shared)) + s * tile_bytes;
-        if (ahead.inside()) stage_tile(target, m, ahead.top(), ahead.left(), threadIdx.x);
+    template <class walk> __device__ __forceinline__ void fetch(const walk &at) const {
+        stage_tile(u32(__cvta_generic_to_shared(shared)), m, at.top(), at.left(), threadIdx.x);
         copy_commit();
-        ahead.next();
     }
-    __device__ __forceinline__ void begin() {
-#pragma unroll 1
-        for (int s = 0; s < stages; ++s) fetch(s);
-    }
-    __device__ __forceinline__ void take(vec8<T> (&v)[patch]) {
-        copy_wait<stages - 1>();
+    __device__ __forceinline__ void take(vec8<T> (&v)[patch]) const {
+        copy_wait<0>();
         __syncthreads();
-        read_patch(v, shared + slot * tile_bytes, threadIdx.x / groups, threadIdx.x % groups);
-    }
-    __device__ __forceinline__ void refill() {
-        fetch(slot);
-        slot = slot + 1 == stages ? 0 : slot + 1;
+        read_patch(v, shared, threadIdx.x / groups, threadIdx.x % groups);
     }
 };

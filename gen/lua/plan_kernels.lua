@@ -11,6 +11,7 @@ M.TILE = 128 -- quantise: rows and columns of a tile
 
 local PARTIALS, TILE = M.PARTIALS, M.TILE
 local BAND = 32 -- rows that a CTA of quantize_row takes
+local SIZE = { bf16 = 2, fp32 = 4 }
 local ROW_RING = 200 * 1024 -- bytes of rows under way in quantize_row
 local ALL = (1 << 31) - 1 -- rows or columns of a tile: as many as there are
 
@@ -60,18 +61,8 @@ local function tiles(tile_rows, tile_cols, ctas_per_sm, persistent)
     }
 end
 
--- Kernels that pass tiles through a ring in shared memory (templates/stage.cuh): tiles under way, and
--- the bytes of these and of one transposed tile.
-local function stages(s) return s.source_dtype == "bf16" and 3 or 1 end
-local function ring_parameters(s)
-    local parameters = cast_parameters(s)
-    parameters.stages = stages(s)
-    return parameters
-end
-local function ring_bytes(s)
-    return TILE * TILE * ((s.source_dtype == "bf16" and 2 or 4) * stages(s) + 1)
-end
-local ring_grid = tiles(TILE, TILE, 2, true)
+-- Kernels that take a tile through shared memory, which then takes the transposed one.
+local function tile_bytes(s) return TILE * TILE * SIZE[s.source_dtype] end
 
 local function row_kind(dbias)
     return {
@@ -129,17 +120,17 @@ local kernel_kinds = {
         op = "quantize",
         template = "quantize.cu",
         name = cast_name "quantize",
-        parameters = ring_parameters,
-        shared_bytes = ring_bytes,
-        grid = ring_grid,
+        parameters = cast_parameters,
+        shared_bytes = tile_bytes,
+        grid = tiles(TILE, TILE, 3),
     },
     cast = {
         op = "cast",
         template = "cast.cu",
         name = cast_name "cast",
-        parameters = ring_parameters,
-        shared_bytes = ring_bytes,
-        grid = ring_grid,
+        parameters = cast_parameters,
+        shared_bytes = tile_bytes,
+        grid = tiles(TILE, TILE, 3),
     },
     fused = { -- amax and cast in one launch: what a CTA holds on chip is read once
         op = "fused",
@@ -179,25 +170,25 @@ local kernel_kinds = {
         op = "quantize_column",
         template = "quantize_column.cu",
         name = cast_name "quantize_column",
-        parameters = ring_parameters,
-        shared_bytes = ring_bytes,
-        grid = ring_grid,
+        parameters = cast_parameters,
+        shared_bytes = tile_bytes,
+        grid = tiles(TILE, TILE, 3, true),
     },
     quantize_block = { -- scales of 1 x 128
         op = "quantize_block",
         template = "quantize_block.cu",
         name = cast_name "quantize_block",
-        parameters = ring_parameters,
-        shared_bytes = ring_bytes,
-        grid = ring_grid,
+        parameters = cast_parameters,
+        shared_bytes = tile_bytes,
+        grid = tiles(TILE, TILE, 3),
     },
     quantize_tile = { -- scales of 128 x 128
         op = "quantize_block",
         template = "quantize_tile.cu",
         name = cast_name "quantize_tile",
-        parameters = ring_parameters,
-        shared_bytes = ring_bytes,
-        grid = ring_grid,
+        parameters = cast_parameters,
+        shared_bytes = tile_bytes,
+        grid = tiles(TILE, TILE, 3),
     },
     transpose = {
         op = "transpose",

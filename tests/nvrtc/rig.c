@@ -15,15 +15,24 @@
 #define LAYER(name, fields)                                                                        \
     " linear \"" name "\" { in_features = 64, out_features = 48, " fields "},\n"
 
+/* clang-format off */
 const char rig_every_variant[] = "return model \"variants\" { layers = {\n"
     /* bf16 and fp32 weights, all outputs; hybrid and e4m3; power of two or not; with and without bias. */
-    LAYER("a", "bias = true") LAYER("b",
-                                    "bias = true, recipe = recipe.current { power_of_two = true }, "
-                                    "weight = \"fp32\", grad_weight = \"bf16\"")
-        LAYER("c", "recipe = recipe.current { format = \"e4m3\" }, weight = \"fp32\", "
-                   "output = \"fp32\"")
-            LAYER("d", "recipe = recipe.current { format = \"e4m3\", power_of_two = true }, "
-                       "grad_input = \"fp32\", output = \"fp16\", grad_weight = \"fp16\"") "} }\n";
+    LAYER("a", "bias = true")
+    LAYER("b", "bias = true, recipe = recipe.current { power_of_two = true }, weight = \"fp32\", "
+               "grad_weight = \"bf16\"")
+    LAYER("c", "recipe = recipe.current { format = \"e4m3\" }, weight = \"fp32\", output = \"fp32\"")
+    LAYER("d", "recipe = recipe.current { format = \"e4m3\", power_of_two = true }, "
+               "grad_input = \"fp32\", output = \"fp16\", grad_weight = \"fp16\"")
+    LAYER("e", "bias = true, recipe = recipe.delayed {}")
+    LAYER("f", "recipe = recipe.delayed { power_of_two = true }, weight = \"fp32\"")
+    LAYER("g", "bias = true, recipe = recipe.rowwise {}")
+    LAYER("h", "recipe = recipe.rowwise { power_of_two = false }, weight = \"fp32\"")
+    LAYER("i", "recipe = recipe.rowwise_hp_wgrad {}, weight = \"fp32\"")
+    LAYER("j", "bias = true, recipe = recipe.block {}")
+    LAYER("k", "recipe = recipe.block { power_of_two = false }, weight = \"fp32\"")
+    "} }\n";
+/* clang-format on */
 
 const char rig_small[] = "return model \"small\" { layers = {\n" LAYER("a", "bias = true") "} }\n";
 
