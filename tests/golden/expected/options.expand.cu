@@ -36,7 +36,6 @@ extern "C" __global__ void fp8_fused_bf16_e4m3_pow2(const source_t *source) {}
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "bf16"
-//               stages = 3
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = bf16;
@@ -147,7 +146,6 @@ extern "C" __global__ void fp8_fused_fp32_e4m3_pow2(const source_t *source) {}
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "fp32"
-//               stages = 1
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = fp32;
@@ -321,7 +319,6 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_sw128x32c1s8k4g8(fp32 *out, c
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "bf16"
-//               stages = 3
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;
@@ -337,7 +334,6 @@ extern "C" __global__ void fp8_cast_bf16_e4m3_pow2(const source_t *source) {}
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "fp32"
-//               stages = 1
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = fp32;
@@ -395,7 +391,6 @@ extern "C" __global__ void fp8_fused_bf16_e4m3(const source_t *source) {}
 //               format = "e4m3"
 //               power_of_two = false
 //               source = "bf16"
-//               stages = 3
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = bf16;
@@ -489,7 +484,6 @@ extern "C" __global__ void fp8_fused_bf16_e5m2(const source_t *source) {}
 //               format = "e5m2"
 //               power_of_two = false
 //               source = "bf16"
-//               stages = 3
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = bf16;
@@ -636,7 +630,6 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_ex128x128c1s4p2k4g8(bf16 *out
 //               format = "e4m3"
 //               power_of_two = false
 //               source = "bf16"
-//               stages = 3
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;
@@ -652,7 +645,6 @@ extern "C" __global__ void fp8_cast_bf16_e4m3(const source_t *source) {}
 //               format = "e5m2"
 //               power_of_two = false
 //               source = "bf16"
-//               stages = 3
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;

@@ -36,7 +36,6 @@ extern "C" __global__ void fp8_fused_bf16_e4m3(const source_t *source) {}
 //               format = "e4m3"
 //               power_of_two = false
 //               source = "bf16"
-//               stages = 3
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = bf16;
@@ -140,7 +139,6 @@ extern "C" __global__ void fp8_fused_bf16_e5m2(const source_t *source) {}
 //               format = "e5m2"
 //               power_of_two = false
 //               source = "bf16"
-//               stages = 3
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = bf16;
@@ -312,7 +310,6 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_ex128x128c1s4p2k8g8(bf16 *out
 //               format = "e4m3"
 //               power_of_two = false
 //               source = "bf16"
-//               stages = 3
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;
@@ -328,7 +325,6 @@ extern "C" __global__ void fp8_cast_bf16_e4m3(const source_t *source) {}
 //               format = "e5m2"
 //               power_of_two = false
 //               source = "bf16"
-//               stages = 3
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;

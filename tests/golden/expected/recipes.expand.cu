@@ -6,7 +6,6 @@
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "bf16"
-//               stages = 3
 #line 1 "quantize_block.cu"
 // quantize_block.cu of the golden files: substitutions only.
 using source_t = bf16;
@@ -47,7 +46,6 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "fp32"
-//               stages = 1
 #line 1 "quantize_tile.cu"
 // quantize_tile.cu of the golden files: substitutions only.
 using source_t = fp32;
@@ -176,7 +174,6 @@ extern "C" __global__ void fp8_amax_bf16(const source_t *p) {
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "bf16"
-//               stages = 3
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;
@@ -368,7 +365,6 @@ extern "C" __global__ void fp8_quantize_row_bf16_e4m3(const source_t *source) {}
 //               format = "e4m3"
 //               power_of_two = false
 //               source = "bf16"
-//               stages = 3
 #line 1 "quantize_column.cu"
 // quantize_column.cu of the golden files: substitutions only.
 using source_t = bf16;
@@ -451,7 +447,6 @@ extern "C" __global__ void fp8_fused_bf16_e4m3_pow2(const source_t *source) {}
 //               format = "e4m3"
 //               power_of_two = true
 //               source = "bf16"
-//               stages = 3
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = bf16;
