@@ -144,7 +144,8 @@ typedef struct fp8_hook_request {
 } fp8_hook_request;
 
 /* A weight hook's answer: an operand with the copies asked for (of any source: gathered, cached), or a
- * tensor (w[N,K] in w_dtype, which the model then quantises into memory of its own; bias[1,N]). Both
+ * tensor (w[N,K] in w_dtype, which the model then quantises into memory of its own, or multiplies as it is
+ * with compute "bf16"; bias[1,N]). Both
  * stay the caller's and are only read, in work that is enqueued on request->stream before the pass
  * returns: an event recorded there afterwards says when they are free. */
 typedef struct fp8_weight_view {

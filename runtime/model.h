@@ -38,6 +38,7 @@ struct fp8_model_weight {
     /* state */
     bool has_bias; /* the last update brought the bias */
     fp8_operand operand;
+    fp8_tensor tensor; /* of a hook, for products that read w itself (compute bf16) */
 };
 
 enum fp8_group_state { FP8_GROUP_AWAY, FP8_GROUP_GATHERED, FP8_GROUP_USED };
@@ -112,9 +113,10 @@ fp8_status fp8_model_check_stream(const char *call, const fp8_model *model, fp8_
 
 /* ---- gathering (model_gather.c) ---- */
 
-/* The weight for a pass, its slot held until release. */
+/* The weight for a pass, its slot held until release: an operand or, with compute bf16, w itself; the
+ * other is NULL. */
 fp8_status fp8_model_hold(fp8_model *model, int32_t layer, fp8_pass pass, const fp8_call *call,
-                          const fp8_operand **weight);
+                          const fp8_operand **weight, const fp8_tensor **w);
 void fp8_model_let_go(fp8_model *model, int32_t layer, fp8_stream stream);
 /* The group after the layer's in the order of a pass, if a slot is free. */
 fp8_status fp8_model_prefetch(fp8_model *model, int32_t layer, fp8_pass pass);

@@ -391,19 +391,24 @@ static fp8_status quantize_view(fp8_model *model, int32_t layer, uint32_t copies
 }
 
 static fp8_status hold_hooked(fp8_model *model, int32_t layer, fp8_pass pass, const fp8_call *call,
-                              const fp8_operand **operand)
+                              const fp8_operand **operand, const fp8_tensor **w)
 {
     struct fp8_model_weight *weight = &model->weights[layer];
     fp8_weight_view view = { .size = sizeof view };
     fp8_hook_request request = request_of(model, layer, pass, call->stream);
     request.dtype = weight->plan->buffers[weight->plan->slots[FP8_SLOT_W]].dtype;
-    request.copies = pass == FP8_PASS_FPROP ? FP8_COPY_ROW : FP8_COPY_TRANSPOSED;
+    if (!weight->plan->is_bf16)
+        request.copies = pass == FP8_PASS_FPROP ? FP8_COPY_ROW : FP8_COPY_TRANSPOSED;
     fp8_status status = weight->hooks.weight(weight->hooks.user, &request, &view);
     if (status != FP8_OK)
         return fp8_fail(status, "%s of layer '%s': its weight hook returned %d (%s)",
                         fp8_pass_name(pass), weight->name, (int)status, fp8_status_name(status));
     *operand = view.operand;
-    if (!view.operand) {
+    if (weight->plan->is_bf16) {
+        weight->tensor = view.tensor;
+        *operand = NULL;
+        *w = &weight->tensor;
+    } else if (!view.operand) {
         FP8_TRY(quantize_view(model, layer, request.copies, &view, call));
         *operand = &weight->operand;
     }
@@ -461,12 +466,14 @@ static fp8_status transpose(fp8_model *model, int32_t layer, const fp8_call *cal
 }
 
 fp8_status fp8_model_hold(fp8_model *model, int32_t layer, fp8_pass pass, const fp8_call *call,
-                          const fp8_operand **operand)
+                          const fp8_operand **operand, const fp8_tensor **w)
 {
     struct fp8_model_weight *weight = &model->weights[layer];
     struct fp8_model_group *group = &model->groups[weight->group];
+    *operand = NULL;
+    *w = NULL;
     if (weight->is_hooked)
-        return hold_hooked(model, layer, pass, call, operand);
+        return hold_hooked(model, layer, pass, call, operand, w);
     FP8_TRY(bring(model, weight->group, pass, true));
     FP8_TRY(fp8_mark_wait(model, &group->arrived, call->stream));
     if (pass == FP8_PASS_DGRAD)
@@ -503,9 +510,15 @@ fp8_status fp8_model_acquire(fp8_model *model, int32_t layer, fp8_pass pass, con
         status = fp8_fail(FP8_ERR_ARGUMENT, "%s: call is NULL", name);
     if (status == FP8_OK)
         status = fp8_model_check_stream(name, model, call->stream);
+    if (status == FP8_OK && model->weights[layer].plan->is_bf16)
+        status = fp8_fail(FP8_ERR_UNSUPPORTED,
+                          "%s: layer '%s' has compute bf16: its passes read w itself, there is no "
+                          "operand",
+                          name, model->weights[layer].name);
+    const fp8_tensor *w;
     bool pushed;
     if (status == FP8_OK && (status = fp8_context_enter(model->context, &pushed)) == FP8_OK) {
-        status = fp8_model_hold(model, layer, pass, call, weight);
+        status = fp8_model_hold(model, layer, pass, call, weight, &w);
         fp8_context_leave(model->context, pushed);
     }
     return model ? fp8_report(model->context, status) : status;

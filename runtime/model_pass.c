@@ -54,7 +54,7 @@ static fp8_status run_fprop(fp8_model *model, int32_t layer, const fp8_fprop_arg
 {
     fp8_fprop_args own = *args;
     fp8_tensor bias;
-    FP8_TRY(fp8_model_hold(model, layer, FP8_PASS_FPROP, &args->call, &own.weight));
+    FP8_TRY(fp8_model_hold(model, layer, FP8_PASS_FPROP, &args->call, &own.weight, &own.w));
     fp8_status status = fp8_model_prefetch(model, layer, FP8_PASS_FPROP);
     if (status == FP8_OK)
         status = fp8_model_bias(model, layer, &args->call, &bias, &own.bias);
@@ -146,12 +146,31 @@ static fp8_status place_grads(struct backward *b)
     return FP8_OK;
 }
 
+/* What no pass needs as an operand may still have column sums. */
+static fp8_status sum_dy(struct backward *b)
+{
+    const fp8_backward_args *passes = b->passes;
+    fp8_backward_args args = FP8_BACKWARD_ARGS_INIT;
+    if (!b->dbias.data && !passes->found_inf)
+        return FP8_OK;
+    args.dy = &b->dy;
+    args.grad = passes->grad;
+    args.dbias = b->dbias.data ? &b->dbias : NULL;
+    args.accumulate_dbias = passes->dbias ? passes->accumulate_dbias : 0;
+    args.found_inf = passes->found_inf;
+    args.call = passes->call;
+    return fp8_layer_backward(b->weight->layer, &args);
+}
+
 static fp8_status quantize_dy(struct backward *b)
 {
     const fp8_backward_args *passes = b->passes;
     fp8_quantize_dy_args args = FP8_QUANTIZE_DY_ARGS_INIT;
     args.copies = (passes->dx ? (uint32_t)FP8_COPY_ROW : 0u) |
                   (b->dw.data ? (uint32_t)FP8_COPY_TRANSPOSED : 0u);
+    args.copies &= fp8_operand_copies(b->weight->plan, FP8_ROLE_DY);
+    if (!args.copies)
+        return sum_dy(b);
     args.dy = &b->dy;
     args.saved = passes->saved;
     args.grad = passes->grad;
@@ -195,7 +214,9 @@ static fp8_status dgrad(struct backward *b)
     args.grad = passes->grad;
     args.dx = passes->dx;
     args.call = passes->call;
-    FP8_TRY(fp8_model_hold(b->model, b->layer, FP8_PASS_DGRAD, &passes->call, &args.weight));
+    args.dy = b->weight->plan->is_bf16 ? &b->dy : NULL;
+    FP8_TRY(
+        fp8_model_hold(b->model, b->layer, FP8_PASS_DGRAD, &passes->call, &args.weight, &args.w));
     int span = fp8_model_begin(b->model, "dgrad", b->layer, false, passes->call.stream);
     fp8_status status = fp8_layer_dgrad(b->weight->layer, &args);
     fp8_model_end(b->model, span, passes->call.stream);
@@ -419,8 +440,7 @@ static fp8_status run_backward(struct backward *b)
         FP8_TRY(fp8_model_prefetch(model, b->layer, FP8_PASS_DGRAD));
     }
     FP8_TRY(place_grads(b));
-    if (b->passes->grad || b->dbias.data)
-        FP8_TRY(quantize_dy(b));
+    FP8_TRY(quantize_dy(b));
     FP8_TRY(wgrad(b));
     if (b->weight->hooks.grad) {
         FP8_TRY(call_grad_hook(b, FP8_PASS_QUANTIZE_DY, &b->dbias));

@@ -166,6 +166,12 @@ struct reference {
     fp8_tensor dw, dbias;
 };
 
+/* Whether wgrad multiplies the caller's x and dy. */
+static bool reads_x(const fp8_layer *layer)
+{
+    return !(fp8_operand_copies(layer->plan, FP8_ROLE_X) & FP8_COPY_TRANSPOSED);
+}
+
 static bool run_reference(const struct side *side, const struct model_case *c, int step, int layer,
                           int rank, int ranks, int batch, struct reference *r)
 {
@@ -187,20 +193,24 @@ static bool run_reference(const struct side *side, const struct model_case *c, i
     update.version = 1;
     update.weight = &weight;
     update.call = call_of(side);
-    bool good = fp8_weight_update(own, &update) == FP8_OK;
+    const bool by_tensor = own->plan->is_bf16;
+    bool good = by_tensor || fp8_weight_update(own, &update) == FP8_OK;
     fp8_fprop_args fprop = FP8_FPROP_ARGS_INIT;
     fprop.x = &r->d.x;
-    fprop.weight = &weight;
+    fprop.weight = by_tensor ? NULL : &weight;
+    fprop.w = by_tensor ? &w : NULL;
     fprop.bias = info->has_bias ? &r->d.bias : NULL;
     fprop.y = &r->d.y;
-    fprop.saved = &r->d.saved;
+    fprop.saved = by_tensor ? NULL : &r->d.saved;
     fprop.call = call_of(side);
     good = good && fp8_layer_fprop(own, &fprop) == FP8_OK;
     fp8_backward_args backward = FP8_BACKWARD_ARGS_INIT;
     backward.dy = &r->d.dy;
-    backward.saved = &r->d.saved;
-    backward.weight = &weight;
-    backward.grad = &r->d.grad;
+    backward.saved = by_tensor ? NULL : &r->d.saved;
+    backward.weight = by_tensor ? NULL : &weight;
+    backward.grad = by_tensor ? NULL : &r->d.grad;
+    backward.x = reads_x(own) ? &r->d.x : NULL;
+    backward.w = fprop.w;
     backward.dbias = info->has_bias ? &r->dbias : NULL;
     backward.dw = &r->dw;
     backward.dx = &r->d.dx;
@@ -374,7 +384,7 @@ static bool forward(struct run *run, int step, int layer, int batch, struct data
     args.x = &d->x;
     args.bias = has_bias && !run->c->give_bias && !is_hooked(run, layer) ? &d->bias : NULL;
     args.y = &d->y;
-    args.saved = &d->saved;
+    args.saved = run->side.layers[layer]->plan->is_bf16 ? NULL : &d->saved;
     args.call = call_of(&run->side);
     return fp8_model_fprop(run->model, layer, &args) == FP8_OK;
 }
@@ -385,8 +395,9 @@ static bool backward(struct run *run, int layer, int batch, struct data *d)
     const bool own = run->c->caller_dw && !hooked, last = batch == BATCHES - 1;
     fp8_backward_args passes = FP8_BACKWARD_ARGS_INIT;
     passes.dy = &d->dy;
-    passes.saved = &d->saved;
-    passes.grad = &d->grad;
+    passes.saved = run->side.layers[layer]->plan->is_bf16 ? NULL : &d->saved;
+    passes.grad = run->side.layers[layer]->plan->is_bf16 ? NULL : &d->grad;
+    passes.x = reads_x(run->side.layers[layer]) ? &d->x : NULL;
     passes.dx = &d->dx;
     passes.dw = own ? &run->whole[layer] : NULL;
     passes.dbias = own && has_bias ? &run->whole_b[layer] : NULL;

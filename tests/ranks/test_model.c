@@ -96,6 +96,27 @@ static void test_callers_accumulators(void **state)
     run(3, (struct model_case){ .tokens = 16, .steps = 2, .caller_dw = 1 });
 }
 
+/* What the model cannot gather, hooks give: recipes whose copies need the whole w, compute bf16. */
+static void test_hooked_recipes(void **state)
+{
+    (void)state;
+    static const char other[] =
+        "return model \"hooked\" { tokens = 16, layers = {\n"
+        "linear \"a\" { in_features = 72, out_features = 200, bias = true },\n"
+        "linear \"b\" { in_features = 130, out_features = 70, recipe = recipe.rowwise {} },\n"
+        "linear \"c\" { in_features = 64, out_features = 5, bias = true },\n"
+        "linear \"d\" { in_features = 100, out_features = 257, bias = true,\n"
+        "               recipe = recipe.rowwise_hp_wgrad {} },\n"
+        "linear \"e\" { in_features = 48, out_features = 10 },\n"
+        "linear \"f\" { in_features = 96, out_features = 50, bias = true, compute = \"bf16\" },\n"
+        "} }\n";
+    char path[256];
+    ranks_bundle(other, "none", path);
+    struct model_case c = { .bundle = path, .tokens = 16, .steps = 2, .with_hooks = 1 };
+    ranks_run(2, 60, model_body, &c);
+    ranks_bundle_drop(path);
+}
+
 static void test_hooks(void **state)
 {
     (void)state;
@@ -115,6 +136,7 @@ int main(void)
         cmocka_unit_test(test_no_tokens),
         cmocka_unit_test(test_callers_accumulators),
         cmocka_unit_test(test_hooks),
+        cmocka_unit_test(test_hooked_recipes),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
