@@ -226,11 +226,38 @@ fp8_status fp8_layer_bytes(const fp8_layer *layer, int64_t tokens, fp8_bytes whi
 /* ---- dispatch ---- */
 
 /* Kernels that run before the gemm for tensors that are not empty. */
-static uint32_t quantize_launches(const struct fp8_layer_plan *plan, fp8_pass pass, int64_t tokens)
+static uint32_t quantize_launches(const struct fp8_layer *layer, fp8_pass pass, int64_t tokens)
 {
+    const struct fp8_pass_plan *steps = &layer->plan->passes[pass];
+    int32_t sms = fp8_sms_of_call(layer->context, 0);
+    uint32_t launches = 0;
     if (tokens == 0 && pass != FP8_PASS_WEIGHT)
         return 0;
-    return (uint32_t)plan->passes[pass].gemm;
+    for (int i = 0; i < steps->gemm; i++) {
+        launches++;
+        if (fp8_step_alternative(layer, &steps->steps[i], tokens, sms))
+            i++; /* it stands for the quantize step, too */
+    }
+    return launches;
+}
+
+static const char *quantize_reason(const struct fp8_layer_plan *plan)
+{
+    static const char *const reasons[FP8_RECIPE_COUNT] = {
+        [FP8_RECIPE_CURRENT] = "quantises one operand: its amax first, then one read and both "
+                               "copies",
+        [FP8_RECIPE_DELAYED] =
+            "quantises one operand with the scale of its history: one read, both "
+            "copies, and the amax for the next step",
+        [FP8_RECIPE_ROWWISE] = "quantises one operand with a scale a row, then with a scale a "
+                               "column",
+        [FP8_RECIPE_ROWWISE_HP_WGRAD] = "quantises one operand with a scale a row; w also for the "
+                                        "whole tensor",
+        [FP8_RECIPE_BLOCK] = "quantises one operand with a scale for each block: one read, both "
+                             "copies",
+    };
+    return plan->is_bf16 ? "this layer computes in bf16: nothing is quantised"
+                         : reasons[plan->recipe.kind];
 }
 
 static void dispatch_gemm(const struct fp8_layer *layer, fp8_pass pass, int64_t tokens,
@@ -261,11 +288,11 @@ fp8_status fp8_layer_dispatch(const fp8_layer *layer, fp8_pass pass, int64_t tok
     FP8_TRY(fp8_check_tokens(&check, "tokens", tokens));
     *dispatch = (fp8_dispatch){
         .size = sizeof *dispatch,
-        .launches = quantize_launches(layer->plan, pass, tokens),
+        .launches = quantize_launches(layer, pass, tokens),
         .backend = "quantize",
         .kernel = layer->kernels[pass],
         .dtype = layer->dtypes[pass],
-        .reason = "quantises one operand: its amax first, then one read and both copies",
+        .reason = quantize_reason(layer->plan),
     };
     const struct fp8_pass_plan *steps = &layer->plan->passes[pass];
     if (steps->gemm < steps->step_count)

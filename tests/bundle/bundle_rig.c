@@ -32,6 +32,17 @@ static const char spec[] =
     "  },\n"
     "}\n";
 
+const char bundle_recipes[] =
+    "return model \"recipes\" { tokens = 40, max_tokens = 300, bias = true, layers = {\n"
+    "  linear \"delayed\" { in_features = 72, out_features = 96,\n"
+    "    recipe = recipe.delayed { calibrate = true, history_length = 4 } },\n"
+    "  linear \"rowwise\" { in_features = 72, out_features = 96, recipe = recipe.rowwise {} },\n"
+    "  linear \"hp\" { in_features = 72, out_features = 96, recipe = recipe.rowwise_hp_wgrad {} "
+    "},\n"
+    "  linear \"block\" { in_features = 72, out_features = 96, recipe = recipe.block {} },\n"
+    "  linear \"bf16\" { in_features = 72, out_features = 96, compute = \"bf16\" },\n"
+    "} }\n";
+
 /* ---- folders and files ---- */
 
 char *bundle_folder(void)

@@ -527,7 +527,7 @@ static void grids_of_clusters(void **state)
     assert_int_equal(fprop_grid(&device, 17, 0, true), 2 * 12);
     assert_int_equal(fprop_grid(&device, 300, 9, true), 2 * 4);
     assert_int_equal(fprop_grid(&device, 300, 1, true), 2); /* no fewer than one cluster */
-    assert_true(fprop_grid(&device, 300, 0, false) > 0); /* ends with a quantise kernel */
+    assert_true(fprop_grid(&device, 300, 0, false) > 0);    /* ends with a quantise kernel */
     assert_false(cuda->last_overlaps);
     cuda_close(&device);
     bundle_remove(folder);

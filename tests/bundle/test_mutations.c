@@ -8,6 +8,7 @@
 #include "tests/bundle/bundle_rig.h"
 
 #include "runtime/bundle_format.h"
+#include "runtime/fp8_state.h"
 
 static uint64_t seed;
 
@@ -81,6 +82,13 @@ static json_t *random_value(json_t *root, json_t *old)
                                          "e5m2",
                                          "bf16",
                                          "fp32",
+                                         "x_row_scales",
+                                         "w_transposed_scales",
+                                         "state_scale",
+                                         "state_amax",
+                                         "dbias_partials",
+                                         "row",
+                                         "block",
                                          "",
                                          "." };
     struct place other = random_place(root);
@@ -147,13 +155,18 @@ static void run_layer(const fp8_layer *layer, const fp8_layer_info *info, int64_
     fp8_tensor x = tensor(m, k, info->x_dtype), w = tensor(n, k, info->w_dtype);
     fp8_tensor y = tensor(m, n, info->y_dtype), dy = tensor(m, n, info->dy_dtype);
     fp8_tensor dx = tensor(m, k, info->dx_dtype), dw = tensor(n, k, info->dw_dtype);
-    fp8_tensor bias = tensor(1, n, FP8_DTYPE_BF16);
+    fp8_tensor bias = tensor(1, n, FP8_DTYPE_BF16), dbias = tensor(1, n, FP8_DTYPE_FP32);
     fp8_operand weight = operand(layer, 0, FP8_BYTES_WEIGHT),
                 saved = operand(layer, m, FP8_BYTES_SAVED);
     fp8_operand grad = operand(layer, m, FP8_BYTES_GRAD);
     fp8_call call = FP8_CALL_INIT;
     EXPECT_OK(fp8_layer_bytes(layer, m, FP8_BYTES_WORKSPACE, &call.workspace_bytes));
     call.workspace = block((int64_t)call.workspace_bytes);
+    bool is_bf16 = info->x_format == FP8_DTYPE_NONE, by_tensor = saved.bytes == 0;
+    fp8_state *state = NULL;
+    if (strcmp(info->recipe, "delayed") == 0 && !is_bf16)
+        EXPECT_OK(fp8_state_create(&layer, 1, &state));
+    call.state = state;
     fp8_weight_args update = FP8_WEIGHT_ARGS_INIT;
     update.w = &w, update.version = 1, update.weight = &weight, update.call = call;
     fp8_fprop_args fprop = FP8_FPROP_ARGS_INIT;
@@ -162,11 +175,17 @@ static void run_layer(const fp8_layer *layer, const fp8_layer_info *info, int64_
     fp8_backward_args backward = FP8_BACKWARD_ARGS_INIT;
     backward.dy = &dy, backward.saved = &saved, backward.weight = &weight, backward.grad = &grad;
     backward.dw = &dw, backward.dx = &dx, backward.call = call;
+    backward.dbias = info->has_bias ? &dbias : NULL;
+    fprop.w = backward.w = is_bf16 ? &w : NULL;
+    backward.x = by_tensor ? &x : NULL;
     /* A plan may also name dtypes that the host has no op for. */
     if (fp8_weight_update(layer, &update) == FP8_OK && fp8_layer_fprop(layer, &fprop) == FP8_OK)
         (void)fp8_layer_backward(layer, &backward);
-    fp8_tensor *tensors[] = { &x, &w, &y, &dy, &dx, &dw, &bias };
-    for (int i = 0; i < 7; i++)
+    if (state)
+        (void)fp8_state_advance(state, NULL);
+    fp8_state_destroy(state);
+    fp8_tensor *tensors[] = { &x, &w, &y, &dy, &dx, &dw, &bias, &dbias };
+    for (int i = 0; i < 8; i++)
         free(tensors[i]->data);
     free(weight.data), free(saved.data), free(grad.data), free(call.workspace);
 }
@@ -198,8 +217,10 @@ static void changed_bundles_are_refused_or_run(void **state)
     print_message("seed %llu, %d mutations\n", (unsigned long long)first, mutations);
     char *folder = bundle_folder();
     fp8_context *context = bundle_context(FP8_DEVICE_HOST);
+    json_t *recipes = bundle_manifest_of(bundle_recipes, "cublaslt");
     for (int i = 0; i < mutations; i++) {
-        json_t *manifest = bundle_manifest_by(i % 2 ? "generated" : "cublaslt");
+        json_t *manifest = i % 3 == 2 ? json_deep_copy(recipes)
+                                      : bundle_manifest_by(i % 3 ? "generated" : "cublaslt");
         fp8_bundle *bundle;
         seed = first + (uint64_t)i * 7919;
         for (uint64_t changes = 1 + next(3); changes > 0; changes--)
@@ -219,6 +240,7 @@ static void changed_bundles_are_refused_or_run(void **state)
         fp8_bundle_close(bundle);
     }
     print_message("%d of %d changed bundles opened\n", opened, mutations);
+    json_decref(recipes);
     fp8_context_destroy(context);
     bundle_remove(folder);
 }
