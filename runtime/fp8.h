@@ -469,7 +469,8 @@ typedef struct fp8_weight_args {
     fp8_operand *weight;
     uint32_t *found_inf;     /* set to 1 if w holds inf or NaN, else not written; may be NULL */
     const uint32_t *refresh; /* device memory, one word; NULL: `version` decides */
-    const float *amax; /* device: the amax of w, which an optimizer or an all-reduce has already; saves
+    const float
+        *amax; /* device: the amax of w, which an optimizer or an all-reduce has already; saves
                         * the read that finds it. NULL: not known. Recipes "current" and "delayed" */
     fp8_call call;
     uint64_t reserved[4];
@@ -651,6 +652,24 @@ typedef struct fp8_amax_args {
     uint64_t reserved[4];
 } fp8_amax_args;
 
+/* A weight that is FP8 already, as a checkpoint has it: w = q * scale_inv, a scale for each stretch of rows. A
+ * fused weight ([q; k; v]) keeps the scale of each part; several need a layer that scales w by row (recipes
+ * "rowwise", "rowwise_hp_wgrad"), one also fits "current" and "delayed". Fills the row copy, what fprop
+ * reads; fp8_transpose makes the other one where there is one scale. The call is asynchronous, but
+ * scale_inv and rows are read before it returns.
+ * FP8_ERR_SHAPE: the stretches do not cover w, a scale is missing; FP8_ERR_UNSUPPORTED: the recipe. */
+typedef struct fp8_import_args {
+    uint32_t size;
+    int32_t count;          /* of stretches */
+    const fp8_tensor *q;    /* [N,K], w_format; device */
+    const float *scale_inv; /* [count], host: positive and finite */
+    const int64_t *rows;    /* [count], host: of each stretch; NULL: one of N */
+    uint64_t version;       /* as in fp8_weight_args */
+    fp8_operand *weight;
+    fp8_call call; /* workspace is not used */
+    uint64_t reserved[4];
+} fp8_import_args;
+
 /* Makes the transposed copy of a filled operand from its row copy, without the tensor it came from: the
  * bytes that quantising both copies would have given. operand->bytes must be enough for both. Where each
  * copy has scales of its own (scaling by row, or by block of a row) that is not possible: FP8_ERR_UNSUPPORTED.
@@ -716,6 +735,13 @@ typedef struct fp8_gemm_args {
             0, 0, 0, 0                                                                             \
         }                                                                                          \
     }
+#define FP8_IMPORT_ARGS_INIT                                                                       \
+    {                                                                                              \
+        sizeof(fp8_import_args), 0, NULL, NULL, NULL, 0, NULL, FP8_CALL_INIT,                      \
+        {                                                                                          \
+            0, 0, 0, 0                                                                             \
+        }                                                                                          \
+    }
 #define FP8_TRANSPOSE_ARGS_INIT                                                                    \
     {                                                                                              \
         sizeof(fp8_transpose_args), 0, NULL, FP8_CALL_INIT,                                        \
@@ -740,6 +766,7 @@ typedef struct fp8_gemm_args {
 
 FP8_API fp8_status fp8_quantize(const fp8_layer *layer, const fp8_quantize_args *args);
 FP8_API fp8_status fp8_amax(const fp8_layer *layer, const fp8_amax_args *args);
+FP8_API fp8_status fp8_import(const fp8_layer *layer, const fp8_import_args *args);
 FP8_API fp8_status fp8_transpose(const fp8_layer *layer, const fp8_transpose_args *args);
 FP8_API fp8_status fp8_dequantize(const fp8_layer *layer, const fp8_dequantize_args *args);
 FP8_API fp8_status fp8_gemm(const fp8_layer *layer, const fp8_gemm_args *args);
