@@ -108,8 +108,8 @@ __device__ __forceinline__ void put_vectors(u32 at, const scales &s, const outpu
     // a sum with -0 changes nothing, not even 0
     put_float(at, s.bias ? entry(s.bias, col, out.cols) : -0.0f);
     if (!row_scaled) return;
-    put_float(at + vector_bytes, entry(s.of_cols, col, out.cols));
-    put_float(at + 2 * vector_bytes, entry(s.of_rows, row, out.rows));
+    put_float(at + vector_bytes, scale_at<b_row_scaled>(s.of_cols, col, out.cols));
+    put_float(at + 2 * vector_bytes, scale_at<a_row_scaled>(s.of_rows, row, out.rows));
 }
 
 // Scales and bias of a slab's part of the fragment.

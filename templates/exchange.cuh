@@ -110,15 +110,18 @@ __device__ __forceinline__ void add_up(const scales &s, const output &out, u32 b
 #pragma unroll
         for (int k = 0; k < slices; ++k) parts[k] = load_run(at, k);
         sum = parts[0];
-        float of_row = row_scaled ? __ldg(s.of_rows + row + r) : 0;
+        float of_row = row_scaled ? scale_at<a_row_scaled>(s.of_rows, row + r, out.rows) : 0;
 #pragma unroll
         for (int j = 0; j < run_of_stores; ++j) {
             float &x = sum.e[j].value;
 #pragma unroll
             for (int k = 1; k < slices; ++k) x += parts[k].e[j].value;
             float bias = s.bias ? entry(s.bias, col + c + j, out.cols) : -0.0f;
-            x = row_scaled ? finished(x, of_row, entry(s.of_cols, col + c + j, out.cols), bias)
-                           : finished(x, s, bias);
+            int c_at = col + c + j;
+            if (row_scaled)
+                x = finished(x, of_row, scale_at<b_row_scaled>(s.of_cols, c_at, out.cols), bias);
+            else
+                x = finished(x, s, bias);
         }
         store(out.base + (row + r) * out.ld + col + c, sum, out.cols - col - c, aligned);
     }

@@ -25,7 +25,9 @@ constexpr bool pingpong = $pingpong;
 constexpr int partials = $partials; // 0: fast accumulation; 1, 2: split, with that many partial sums
 constexpr int run = $run;           // blocks of K in a partial sum
 constexpr bool add = $add;          // out +=
-constexpr bool row_scaled = $row_scaled; // scale_inv's are vectors, one for each row of a and of b
+// Whether scale_inv's are a vector, one for each row of a, of b.
+constexpr bool a_row_scaled = $a_row_scaled, b_row_scaled = $b_row_scaled;
+constexpr bool row_scaled = a_row_scaled || b_row_scaled;
 using out_t = $target;
 
 constexpr int consumers = 2; // warpgroups

@@ -34,6 +34,12 @@ __device__ __forceinline__ float entry(const bf16 *v, int i, int end) {
     return i < end ? to_float(v[i]) : 0.0f;
 }
 
+// Scale i of a vector that ends at `end`, or that of the tensor.
+template <bool is_vector>
+__device__ __forceinline__ float scale_at(const float *v, int i, int end) {
+    return is_vector ? entry(v, i, end) : __ldg(v + 4);
+}
+
 template <class T> __device__ __forceinline__ out_t as_output(T x) {
     return from_float<out_t>(to_float(x));
 }

@@ -180,6 +180,7 @@ struct row {
     const struct bench_shape *shape;
     const struct gemm_problem *problem;
     const struct gemm_contender *ours, *plan, *lt, *bf16, *twin;
+    const struct gemm_contest *contest;
     int lt_count, candidates;
 };
 
@@ -191,6 +192,18 @@ static void set_real(json_t *row, const char *key, double value)
 static void set_text(json_t *row, const char *key, const char *text)
 {
     json_object_set_new(row, key, text ? json_string(text) : json_null());
+}
+
+/* TFLOP/s of the generated kernels that met in turns, by name: what a cost model is fitted to. */
+static json_t *measured(const struct row *r)
+{
+    json_t *object = json_object();
+    for (int i = 0; i < r->contest->count; i++) {
+        const struct gemm_contender *c = &r->contest->list[i];
+        if (c->group == GEMM_GENERATED && !c->out && c->stage > 1)
+            set_real(object, c->name, tflops(c));
+    }
+    return object;
 }
 
 static void print_json(const struct row *r, const struct bench_result *result)
@@ -211,6 +224,7 @@ static void print_json(const struct row *r, const struct bench_result *result)
         json_object_set_new(row, "candidates", json_integer(r->candidates));
         set_text(row, "plan_kernel", r->plan ? r->plan->name : NULL);
         set_real(row, "plan_value", tflops(r->plan));
+        json_object_set_new(row, "measured", measured(r));
         set_real(row, "cublaslt", tflops(r->lt));
         set_real(row, "bf16", tflops(r->bf16));
         set_real(row, "bf16_ratio", r->bf16 ? result->value / tflops(r->bf16) : -1);
@@ -334,6 +348,7 @@ static int report(struct gemm_bench *b, int which, const struct bench_shape *sha
                   const struct gemm_contest *contest, const struct gemm_problem *problem)
 {
     struct row row = { .which = which,
+                       .contest = contest,
                        .shape = shape,
                        .problem = problem,
                        .plan = gemm_contest_plan(contest, GEMM_GENERATED),

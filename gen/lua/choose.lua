@@ -16,7 +16,7 @@ local M = {}
 
 local KEPT = 3 -- configurations of a kind of GEMM
 local WORTH = 0.03 -- of the time that another one must save on average
-local CLEARLY = 1.05 -- cuBLASLt comes first where a generated kernel takes that much longer
+local CLEARLY = 1.10 -- cuBLASLt comes first where a generated kernel takes that much longer
 local USUAL = 8 -- weight of the range that holds the usual tokens, on 1 for another
 
 local range_ends = { 16, 64, 256, 1024, 4096 } -- of M, for one choice each
@@ -71,7 +71,7 @@ end
 
 -- A pass that accumulates also overwrites, with the same configuration.
 local function fits(configuration, problem)
-    if problem.scaling ~= "tensor" or not tile.fits(configuration, problem) then return false end
+    if not tile.fits(configuration, problem) then return false end
     if not problem.add then return true end
     local overwrite = {}
     for key, value in pairs(problem) do overwrite[key] = value end
@@ -204,7 +204,7 @@ end
 
 -- Why no generated configuration computes it.
 local function unserved(gemm)
-    if gemm.scaling == "tensor" then return "no generated configuration serves it" end
+    if gemm.scaling ~= "block" then return "no generated configuration serves it" end
     return ("generated kernels have no scales of this kind (%s)"):format(gemm.scaling)
 end
 
@@ -238,7 +238,7 @@ local function forced(gemm, range, word)
     if word == "cublaslt" then return { cublaslt(gemm, lt, why) } end
     local item = best_of(problem, wanted and { [wanted.name] = true })
     if not item then
-        return { cublaslt(gemm, lt, gemm.scaling == "tensor"
+        return { cublaslt(gemm, lt, gemm.scaling ~= "block"
             and ("%s, which does not serve %s accumulation into %s"):format(why, gemm.accumulation,
                 gemm.dtype)
             or ("%s, but %s"):format(why, unserved(gemm))) }

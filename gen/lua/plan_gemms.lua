@@ -34,14 +34,23 @@ local function gemm_args(c, slab_cols)
     return list
 end
 
+-- How a kernel's name tells the scales of a and b.
+local scaling_names = {
+    ["tensor tensor"] = "",
+    ["row row"] = "_row",
+    ["row tensor"] = "_arow",
+    ["tensor row"] = "_brow",
+}
+
 -- The generated GEMM of a configuration (tile.lua). semantics: source_dtype of a, second_dtype of b,
 -- target_dtype, accumulate.
 function M.kernel(c, semantics)
     local s = semantics
     local tile_rows, tile_cols = tile.tile_of(c)
     return {
-        name = ("gemm_%s_%s_%s%s_%s"):format(s.source_dtype, s.second_dtype, s.target_dtype,
-                                             s.accumulate and "_add" or "", c.name),
+        name = ("gemm_%s_%s_%s%s%s_%s"):format(s.source_dtype, s.second_dtype, s.target_dtype,
+                                               scaling_names[s.a_scaling .. " " .. s.b_scaling],
+                                               s.accumulate and "_add" or "", c.name),
         op = "gemm",
         template = "gemm_sm90.cu",
         archs = { "sm_90a" },
@@ -57,7 +66,8 @@ function M.kernel(c, semantics)
             pingpong = c.pingpong,
             partials = c.partials,
             run = 1,
-            row_scaled = false,
+            a_row_scaled = s.a_scaling == "row",
+            b_row_scaled = s.b_scaling == "row",
             add = s.accumulate,
             target = s.target_dtype,
             a_format = s.source_dtype,

@@ -121,6 +121,8 @@ local config_fields = {
     { "group", dim },
     { "pingpong", boolean },
     { "partials", whole(0, 2) },
+    { "slices", whole(1, 16), optional = true, default = 1 },
+    { "swapped", boolean, optional = true, default = false },
 }
 
 -- ---- checking --------------------------------------------------------------------------------------
@@ -176,8 +178,9 @@ local function check_config(state, where, entry)
     for _, c in ipairs(tile.configurations) do
         local same = config.name == nil or config.name == c.name
         for _, field in ipairs(config_fields) do
-            local name = field[1]
-            same = same and (name == "name" or config[name] == c[name])
+            local name, value = field[1], config[field[1]]
+            if value == nil then value = field.default end
+            same = same and (name == "name" or value == c[name])
         end
         found = found or same and c
     end
@@ -188,8 +191,9 @@ local function check_config(state, where, entry)
     }
     if not found then
         add(state, where, ("choice.config is no configuration of this version: bm %d, bn %d, stages %d, \z
-cluster %d, group %d, pingpong %s, partials %d"):format(config.bm, config.bn, config.stages,
-            config.cluster, config.group, config.pingpong, config.partials),
+cluster %d, group %d, pingpong %s, partials %d, slices %d, swapped %s"):format(config.bm, config.bn,
+            config.stages, config.cluster, config.group, config.pingpong, config.partials,
+            config.slices or 1, config.swapped or false),
             "run fp8gen tune again")
     elseif not tile.fits(found, problem) then
         add(state, where, ("choice.config %s does not serve %s accumulation into %s%s"):format(
