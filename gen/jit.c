@@ -471,9 +471,9 @@ static void put_dtype(struct buf *spec, const char *field, fp8_dtype dtype)
 
 static void put_accumulation(struct buf *spec, const char *pass, fp8_accumulation accumulation)
 {
-    if (accumulation != FP8_ACCUMULATION_DEFAULT)
-        buf_printf(spec, " %s = \"%s\",", pass,
-                   accumulation == FP8_ACCUMULATION_FAST ? "fast" : "split");
+    static const char *const words[] = { NULL, "\"fast\"", "\"split\"", "256", "512" };
+    if (accumulation > FP8_ACCUMULATION_DEFAULT && accumulation <= FP8_ACCUMULATION_512)
+        buf_printf(spec, " %s = %s,", pass, words[accumulation]);
 }
 
 /* Words enter the text of the spec: letters, digits and '_' alone. */

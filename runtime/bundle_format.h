@@ -105,7 +105,7 @@
  *   compute       "fp8" | "bf16": with "bf16" there are no operands; the products read the caller's
  *                 tensors x, w and dy
  *   bias          bool
- *   accumulation  { "fprop": "fast"|"split", "dgrad": .., "wgrad": .. }
+ *   accumulation  { "fprop": "fast"|"split"|"256"|"512", "dgrad": .., "wgrad": .. }
  *   shard         { "rows", "multiple", "gather_group": name | null }: rank r of the mesh's fsdp axis
  *                 has rows [r * rows, (r + 1) * rows) of w, as far as there are any; rows =
  *                 roundup(ceil(out_features / fsdp), multiple), multiple 1 or 128. Neighbours of one
@@ -174,7 +174,7 @@
  *     a_scaling, b_scaling  "tensor" | "row" | "block" | "tile": of the copies that the pass reads;
  *                       "none" of bf16
  *     a_transposed, b_transposed  bool: the operand is stored [depth][rows] ([depth][cols]); of bf16
- *     accumulation      "fast" | "split"
+ *     accumulation      "fast" | "split" | "256" | "512" (split by cuBLASLt)
  *     stage             workspace buffer for outputs that cuBLASLt cannot write in place
  *     stage_bias        workspace buffer for a bias that must be moved for it, or null
  *     gemm_workspace    workspace buffer for cuBLASLt

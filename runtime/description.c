@@ -145,7 +145,7 @@ static bool fits_accumulation(const struct fp8_layer_plan *plan, fp8_pass pass,
 {
     const struct fp8_pass_plan *steps = &plan->passes[pass];
     return steps->gemm < steps->step_count &&
-           steps->steps[steps->gemm].gemm->fast == (accumulation == FP8_ACCUMULATION_FAST);
+           steps->steps[steps->gemm].gemm->accumulation == accumulation;
 }
 
 static bool fits_format(const struct fp8_layer_plan *plan, const char *format)

@@ -334,7 +334,9 @@ FP8_API fp8_status fp8_layer_bytes(const fp8_layer *layer, int64_t tokens, fp8_b
 typedef enum fp8_accumulation {
     FP8_ACCUMULATION_DEFAULT = 0, /* fprop fast, dgrad and wgrad split; recipe "block": all split */
     FP8_ACCUMULATION_FAST = 1,
-    FP8_ACCUMULATION_SPLIT = 2,
+    FP8_ACCUMULATION_SPLIT = 2, /* promoted into fp32 every 128 of the contraction */
+    FP8_ACCUMULATION_256 = 3,   /* every 256, where a generated kernel runs; else split */
+    FP8_ACCUMULATION_512 = 4,
 } fp8_accumulation;
 
 typedef enum fp8_switch {

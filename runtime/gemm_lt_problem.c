@@ -101,7 +101,7 @@ struct fp8_lt_problem fp8_lt_base_problem(const struct fp8_gemm_plan *plan, cons
                args[FP8_GEMM_a_ld].i, args[FP8_GEMM_a].p, NULL },
         .b = { how->second_dtype, how->second_transposed, told_scaling(plan, how->second_scaling),
                args[FP8_GEMM_b_ld].i, args[FP8_GEMM_b].p, NULL },
-        .fast = plan->step->gemm->fast,
+        .fast = plan->step->gemm->accumulation == FP8_ACCUMULATION_FAST,
         .rows = args[FP8_GEMM_rows].i,
         .cols = args[FP8_GEMM_cols].i,
         .depth = depth,

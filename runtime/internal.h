@@ -317,7 +317,7 @@ struct fp8_store {
 };
 
 struct fp8_gemm_step {
-    bool fast;
+    fp8_accumulation accumulation;
     int8_t stage; /* buffers; stage_bias may be -1 */
     int8_t stage_bias;
     int8_t workspace;

@@ -188,13 +188,13 @@ static fp8_status read_recipe(struct fp8_reader *reader, const json_t *record,
 static fp8_status read_accumulation(struct fp8_reader *reader, const json_t *record)
 {
     static const char *const keys[] = { "fprop", "dgrad", "wgrad", NULL };
-    static const char *const words[] = { "fast", "split" };
+    static const char *const words[] = { "fast", "split", "256", "512" };
     const json_t *object;
     int word = 0;
     FP8_TRY(fp8_read_object(reader, record, "accumulation", &object));
     FP8_TRY(fp8_read_keys(reader, object, keys));
     for (int i = 0; keys[i]; i++)
-        FP8_TRY(fp8_read_word(reader, object, keys[i], words, 2, &word));
+        FP8_TRY(fp8_read_word(reader, object, keys[i], words, 4, &word));
     return FP8_OK;
 }
 

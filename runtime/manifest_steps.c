@@ -173,9 +173,9 @@ static fp8_status read_gemm(struct fp8_reader *reader, const struct fp8_manifest
                             const struct fp8_layer_plan *plan, struct fp8_pass_plan *pass,
                             const json_t *record, struct fp8_step *step)
 {
-    static const char *const accumulations[] = { "split", "fast" };
+    static const char *const accumulations[] = { "", "fast", "split", "256", "512" };
     static const char *const store_keys[] = { "overwrite", "accumulate", NULL };
-    int fast = 0;
+    int accumulation = 0; /* enum fp8_accumulation */
     FP8_TRY(fp8_read_allocate(reader, 1, sizeof *step->gemm, (void **)&step->gemm));
     struct fp8_gemm_step *gemm = step->gemm;
     gemm->stage_bias = -1;
@@ -183,8 +183,8 @@ static fp8_status read_gemm(struct fp8_reader *reader, const struct fp8_manifest
     FP8_TRY(fp8_read_dtype(reader, record, "b_dtype", &step->semantics.second_dtype));
     FP8_TRY(fp8_read_dtype(reader, record, "out_dtype", &step->semantics.target_dtype));
     FP8_TRY(fp8_manifest_gemm_semantics(reader, record, &step->semantics));
-    FP8_TRY(fp8_read_word(reader, record, "accumulation", accumulations, 2, &fast));
-    gemm->fast = fast;
+    FP8_TRY(fp8_read_word(reader, record, "accumulation", accumulations, 5, &accumulation));
+    gemm->accumulation = (fp8_accumulation)accumulation;
     FP8_TRY(read_workspace_name(reader, plan, pass, record, "stage", &gemm->stage));
     if (!json_is_null(json_object_get(record, "stage_bias")))
         FP8_TRY(read_workspace_name(reader, plan, pass, record, "stage_bias", &gemm->stage_bias));

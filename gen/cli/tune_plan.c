@@ -139,14 +139,20 @@ static int read_step(struct reader *r, const json_t *record, int layer, fp8_pass
 {
     const json_t *step = gemm_step(record, fp8_pass_name(pass));
     bool accumulates = json_is_string(json_object_get(json_object_get(step, "args"), "accumulate"));
+    const char *accumulation = text_of(step, "accumulation");
     int code = CLI_DONE;
     size_t index;
     json_t *range;
+    if (strcmp(accumulation, "fast") != 0 && strcmp(accumulation, "split") != 0) {
+        cli_note("layer '%s', %s: not measured, tuning knows no interval of accumulation",
+                 text_of(record, "name"), fp8_pass_name(pass));
+        return CLI_DONE;
+    }
     json_array_foreach(json_object_get(step, "dispatch"), index, range)
     {
         struct tune_entry e = { .layer = layer,
                                 .pass = pass,
-                                .split = strcmp(text_of(step, "accumulation"), "split") == 0,
+                                .split = strcmp(accumulation, "split") == 0,
                                 .min_tokens = integer_of(range, "min_tokens"),
                                 .max_tokens = integer_of(range, "max_tokens"),
                                 .seconds = -1,

@@ -89,6 +89,7 @@ function checkers.choice(state, field, value)
     if refused then
         return nil, refused[1], refused[2]
     end
+    if field.numbers and math.type(value) == "integer" then value = ("%d"):format(value) end
     for _, choice in ipairs(field.choices) do
         if value == choice then
             return value

@@ -43,14 +43,15 @@ local scaling_names = {
 }
 
 -- The generated GEMM of a configuration (tile.lua). semantics: source_dtype of a, second_dtype of b,
--- target_dtype, accumulate.
-function M.kernel(c, semantics)
-    local s = semantics
+-- target_dtype, accumulate, a_scaling, b_scaling.
+function M.kernel(c, semantics, accumulation)
+    local s, run = semantics, tile.run_of(accumulation)
     local tile_rows, tile_cols = tile.tile_of(c)
     return {
-        name = ("gemm_%s_%s_%s%s%s_%s"):format(s.source_dtype, s.second_dtype, s.target_dtype,
+        name = ("gemm_%s_%s_%s%s%s%s_%s"):format(s.source_dtype, s.second_dtype, s.target_dtype,
                                                scaling_names[s.a_scaling .. " " .. s.b_scaling],
-                                               s.accumulate and "_add" or "", c.name),
+                                               s.accumulate and "_add" or "",
+                                               run > 1 and "_i" .. 128 * run or "", c.name),
         op = "gemm",
         template = "gemm_sm90.cu",
         archs = { "sm_90a" },
@@ -65,7 +66,7 @@ function M.kernel(c, semantics)
             group = c.group,
             pingpong = c.pingpong,
             partials = c.partials,
-            run = 1,
+            run = run,
             a_row_scaled = s.a_scaling == "row",
             b_row_scaled = s.b_scaling == "row",
             add = s.accumulate,
@@ -104,7 +105,7 @@ local function dispatch(c, gemm, dtype)
             accumulate = accumulate,
             a_scaling = gemm.a_scaling,
             b_scaling = gemm.b_scaling,
-        }))
+        }, gemm.accumulation))
     end
     local function record(choice)
         local result = {
@@ -221,8 +222,14 @@ local function cublaslt_reason(g)
     if g.plain then
         how = g.plain .. ": the caller's tensors as they are"
     else
-        how = ("FP8 %s x %s%s through cuBLASLt with %s accumulation, as the spec says; operands are \z
-padded, so every M, N, K fits"):format(g.a_dtype, g.b_dtype, scalings[g.a_scaling], g.accumulation)
+        local as = g.accumulation
+        if tile.run_of(as) > 1 then
+            as = ("split accumulation, since it has no interval of %s"):format(as)
+        else
+            as = as .. " accumulation, as the spec says"
+        end
+        how = ("FP8 %s x %s%s through cuBLASLt with %s; operands are \z
+padded, so every M, N, K fits"):format(g.a_dtype, g.b_dtype, scalings[g.a_scaling], as)
     end
     return how .. "; " .. output_reason(g.out, g.dtype, g.cols)
 end

@@ -86,9 +86,9 @@ local function fixed_accumulation(state, record, own, model, layer, refused)
             and model.accumulation ~= refused then
             place, given = state.model_record, model.accumulation
         end
-        if place and given ~= refused and given[name] == "fast" then
+        if place and given ~= refused and given[name] and given[name] ~= "split" then
             state.report:value(state.report:nested(place, "accumulation"), name, {
-                message = ("%s cannot be 'fast' here: %s"):format(name, why),
+                message = ("%s cannot be '%s' here: %s"):format(name, given[name], why),
                 hint = 'use "split", or leave it out',
             })
         end

@@ -108,15 +108,16 @@ local function with_common(first, after)
     return fields
 end
 
-local interval = {
-    "accumulation intervals are not in this version",
-    "use \"split\" (promoted every 128 of the contraction) or \"fast\" (never)",
+local every_block = {
+    "the interval of 128 is called 'split'",
+    'use "split", or 256, 512 or "fast" (never promoted) for less work',
 }
 
 local function accumulation_field(name, default, doc)
     return {
-        name = name, type = "choice", choices = { "fast", "split" }, default = default, doc = doc,
-        refused = { [128] = interval, [256] = interval, [512] = interval },
+        name = name, type = "choice", choices = { "fast", "split", "256", "512" }, default = default,
+        doc = doc, numbers = true, -- a sum is promoted every 256 or 512 of the contraction
+        refused = { [128] = every_block },
     }
 end
 

@@ -1,6 +1,6 @@
 -- tile.lua - the configurations of the generated GEMM (templates/gemm_sm90.cu), and what each would take.
 --
--- In: a problem { rows, cols, depth, accumulation = "fast" | "split", out = dtype, add = bool, sms }: the
+-- In: a problem { rows, cols, depth, accumulation = "fast" | "split" | "256" | "512", out = dtype, add = bool, sms }: the
 -- output's extents, the contraction, out += or out =. Out: the configurations that serve it, and seconds
 -- for each of them and for cuBLASLt. Pure; what it is wrong about, a tuning file corrects.
 --
@@ -69,6 +69,7 @@ M.configurations = {
     row("co128x128c2s6p2g8", 40, 232, 0.385),
     row("co128x64c1s8p2g8", 40, 232, 0.185),
     row("co128x192c2s4p1g8", 40, 232, 0.569),
+    row("co128x128c1s6p1g8", 40, 232, 0.420),
     row("ex128x128c1s4k2g8", 40, 232, 0.430),
     row("ex128x128c1s4k4g8", 40, 232, 0.430),
     row("ex128x128c1s4k8g8", 40, 232, 0.430),
@@ -112,11 +113,15 @@ function M.shared_bytes(c)
     return ceil_div(c.stages * ((c.bm + c.bn) * 128 + 16) + 16 + 1536, 1024) * 1024 + out
 end
 
+-- Blocks of 128 in a partial sum: an interval of accumulation, split being that of 128.
+function M.run_of(accumulation) return (math.tointeger(accumulation) or 128) // 128 end
+
 -- Whether the configuration serves problems of this accumulation, output and scaling (nil: "tensor").
 function M.fits(c, problem)
     if problem.scaling == "block" or problem.scaling == "none" then return false end
     if problem.scaling == "row" and c.crowded then return false end
     if (c.partials == 0) ~= (problem.accumulation == "fast") then return false end
+    if M.run_of(problem.accumulation) > 1 and (c.partials > 1 or c.exchange) then return false end
     if slab_size(problem) == 4 then return c.wide end
     return c.narrow
 end
@@ -142,6 +147,9 @@ local SUSTAINED = { fast = 1.65e15, split = 1.38e15 }
 local SUSTAINED_ADD = 1.03
 local SHORT, LONG = 7.6e10, 3.0e11
 local SOFT = 6 -- how softly the two limits meet
+
+-- Intervals cost about what split does.
+local function kind_of(p) return p.accumulation == "fast" and "fast" or "split" end
 
 local function flops_of(p) return 2.0 * p.rows * p.cols * p.depth end
 
@@ -197,7 +205,7 @@ function M.seconds(c, p)
         total = waves * (multiply + out)
     end
     local full = p.rows * p.cols / (waves * math.max(1, p.sms // ctas) * rows * cols)
-    return START + limited(total, p, SUSTAINED[p.accumulation]), waves, full
+    return START + limited(total, p, SUSTAINED[kind_of(p)]), waves, full
 end
 
 -- What cuBLASLt's best algorithm takes: fitted in the same way, over the tiles that it has.
@@ -212,13 +220,13 @@ function M.cublaslt_seconds(p)
     local best = math.huge
     for _, t in ipairs(LT_TILES) do
         local waves, busy = waves_of(t[1], t[2], 1, p)
-        local us = p.accumulation == "split" and t[3] * LT_SPLIT or t[3]
+        local us = p.accumulation ~= "fast" and t[3] * LT_SPLIT or t[3]
         local each = blocks_seconds(us, ceil_div(p.depth, 128), busy)
         if p.add then each = each + t[1] * t[2] * OUT.add / 2 end
         best = math.min(best, waves * each)
     end
     local slower = LT_SLOWER[p.scaling or "tensor"]
-    return LT_START[p.accumulation] + limited(best * slower, p, LT_SUSTAINED[p.accumulation] / slower)
+    return LT_START[kind_of(p)] + limited(best * slower, p, LT_SUSTAINED[kind_of(p)] / slower)
 end
 
 function M.flops(p) return flops_of(p) end

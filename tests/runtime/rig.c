@@ -405,6 +405,8 @@ bool rig_is_fast(const struct rig_spec *spec, fp8_pass pass)
         return false;
     if (pass == FP8_PASS_WGRAD && spec->recipe == RIG_ROWWISE_HP_WGRAD)
         return false;
+    if (spec->interval > 0)
+        return true;
     return pass == FP8_PASS_FPROP   ? !spec->fprop_split
            : pass == FP8_PASS_DGRAD ? spec->dgrad_fast
                                     : spec->wgrad_fast;
@@ -421,6 +423,8 @@ void rig_set_kind(struct rig_spec *spec, int kind)
 
 static const char *pace(const struct rig_spec *spec, fp8_pass pass)
 {
+    if (spec->interval > 0)
+        return spec->interval == 256 ? "256" : "512";
     return rig_is_fast(spec, pass) ? "fast" : "split";
 }
 

@@ -160,6 +160,7 @@ struct rig_spec {
     fp8_dtype weight, output, grad_input, grad_weight;
     bool e4m3, power_of_two; /* e4m3: of current and delayed, the others have nothing else */
     bool fprop_split, dgrad_fast, wgrad_fast;
+    int interval; /* 256 or 512, of all passes; 0: as the flags say */
 };
 
 /* Whether the sums of a pass stay in the tensor cores' accumulators. */

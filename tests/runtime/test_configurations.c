@@ -263,6 +263,43 @@ static void every_configuration_on_every_shape(void **state)
     }
 }
 
+/* Intervals of accumulation, in the configurations that promote after several blocks. */
+static void intervals_on_some_shapes(void **state)
+{
+    (void)state;
+    static const int shapes[] = { 7, 39, 61, 65, 67 };
+    static const int64_t tokens[] = { 1, 129, 257 };
+    static struct rig_layers layers;
+    for (int turn = 0; turn < 2 * exact_configuration_count; turn++) {
+        const struct configuration *c = &exact_configurations[turn / 2];
+        if (!strstr(c->name, "p1g"))
+            continue;
+        struct rig_spec specs[5];
+        for (int s = 0; s < 5; s++) {
+            specs[s] = sweep_spec(c, shapes[s]);
+            specs[s].interval = turn % 2 ? 256 : 512;
+        }
+        exact_open(c, &layers, specs, 5);
+        for (int s = 0; s < (rig.cuda ? 5 : 2); s++) {
+            fp8_dispatch dispatch = FP8_DISPATCH_INIT;
+            const struct rig_layer *layer = &layers.layer[s];
+            struct shape_data data;
+            shape_make(&data, n_of(shapes[s]), k_of(shapes[s]), 257);
+            exact_quantize(layer, FP8_ROLE_W, &data.w, data.w.rows, &exact_operands[1],
+                           &data.w_operand);
+            for (int t = 0; t < 3; t++) {
+                shape_tokens(&data, layer, tokens[t]);
+                check_configuration(turn / 2, layer, &data, tokens[t]);
+            }
+            shape_free(&data);
+            RIG_OK(fp8_layer_dispatch(layer->handle, FP8_PASS_FPROP, 257, &dispatch));
+            if (rig.cuda && !strstr(dispatch.kernel, turn % 2 ? "_i256_" : "_i512_"))
+                fail_msg("%s: %s", c->name, dispatch.kernel);
+        }
+        rig_layers_close(&layers);
+    }
+}
+
 /* 512, 1024, 147456: the contraction is far longer than anything else. */
 static void a_very_long_contraction(void **state)
 {
@@ -374,6 +411,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(every_configuration_on_every_shape, exact_read_configurations),
+        cmocka_unit_test(intervals_on_some_shapes),
         cmocka_unit_test(a_very_long_contraction),
         cmocka_unit_test_teardown(known_product_is_exact_in_every_configuration, exact_release_all),
     };

@@ -141,7 +141,7 @@ static void test_equal_kernels_are_shared(void **state)
     (void)state;
     static const char text[] = "return model \"m\" { layers = {\n"
                                " linear \"a\" { in_features = 4096, out_features = 4096 },\n"
-                               " linear \"b\" { in_features = 4000, out_features = 4095 } } }";
+                               " linear \"b\" { in_features = 4095, out_features = 4096 } } }";
     fp8gen *gen;
     assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
     assert_int_equal(fp8gen_load_text(gen, "t.lua", text, sizeof(text) - 1), FP8GEN_OK);

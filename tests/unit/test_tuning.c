@@ -182,7 +182,7 @@ static void test_configs(void **state)
     fp8gen_close(gen);
 }
 
-/* A model of many shapes asks for few kernels: two configurations for each kind of GEMM at most. */
+/* A model of many shapes asks for few kernels: three configurations for each kind of GEMM at most. */
 static void test_few_kernels(void **state)
 {
     (void)state;

@@ -26,7 +26,7 @@ CODE = {
     torch.float8_e5m2: abi.E5M2,
     torch.uint8: abi.UINT8,
 }
-_SUMS = {"fast": 1, "split": 2}
+_SUMS = {"fast": 1, "split": 2, "256": 3, "512": 4}
 _MIN_TOKENS = 8192
 _logger = logging.getLogger("fp8gen")
 _LEVELS = {1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO, 4: logging.DEBUG}
@@ -44,7 +44,7 @@ class Recipe:
     name: str = "current"
     format: str = "hybrid"  # x and w E4M3, dy E5M2; "e4m3": all E4M3
     power_of_two: bool = False
-    fprop: str = "fast"  # accumulation of each product: "fast" or "split"
+    fprop: str = "fast"  # accumulation of each product: "fast", "split", "256" or "512"
     dgrad: str = "split"
     wgrad: str = "split"
 

@@ -76,35 +76,36 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e4m3_e4m3_fp32_ex128x128c1s4p2k4g8
+//   kernel:     gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8
 //   used by:    up
 //   parameters: a_format = "e4m3"
+//               a_row_scaled = false
 //               add = false
 //               b_format = "e4m3"
+//               b_row_scaled = false
 //               bm = 128
-//               bn = 128
+//               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
-//               entry = "fp8_gemm_e4m3_e4m3_fp32_ex128x128c1s4p2k4g8"
-//               flow = "exchange"
+//               entry = "fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8"
+//               flow = "stream"
 //               group = 8
 //               partials = 2
 //               pingpong = false
 //               producer_registers = 40
-//               row_scaled = false
 //               run = 1
-//               slices = 4
-//               stages = 4
+//               slices = 1
+//               stages = 8
 //               swapped = false
 //               target = "fp32"
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 128, stages = 4, cluster = 1, group = 8;
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
 constexpr bool pingpong = false, add = false;
 #line 5 "gemm_sm90.cu"
 constexpr int partials = 2;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_ex128x128c1s4p2k4g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 
@@ -217,97 +218,100 @@ extern "C" __global__ void fp8_store_fp32_bf16_add(bf16 *out, const fp32 *in) {
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e4m3_e4m3_bf16_pp128x128c2s6g8
+//   kernel:     gemm_e4m3_e4m3_bf16_pp64x128c1s8g8
 //   used by:    up
 //   parameters: a_format = "e4m3"
+//               a_row_scaled = false
 //               add = false
 //               b_format = "e4m3"
-//               bm = 128
+//               b_row_scaled = false
+//               bm = 64
 //               bn = 128
-//               cluster = 2
-//               consumer_registers = 232
-//               entry = "fp8_gemm_e4m3_e4m3_bf16_pp128x128c2s6g8"
-//               flow = "stream"
-//               group = 8
-//               partials = 0
-//               pingpong = true
-//               producer_registers = 40
-//               row_scaled = false
-//               run = 1
-//               slices = 1
-//               stages = 6
-//               swapped = false
-//               target = "bf16"
-#line 1 "gemm_sm90.cu"
-// gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 128, stages = 6, cluster = 2, group = 8;
-constexpr bool pingpong = true, add = false;
-#line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp128x128c2s6g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
-    registers<40, 232>();
-}
-
-// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
-//   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e4m3_e4m3_bf16_add_pp128x128c2s6g8
-//   used by:    up
-//   parameters: a_format = "e4m3"
-//               add = true
-//               b_format = "e4m3"
-//               bm = 128
-//               bn = 128
-//               cluster = 2
-//               consumer_registers = 232
-//               entry = "fp8_gemm_e4m3_e4m3_bf16_add_pp128x128c2s6g8"
-//               flow = "stream"
-//               group = 8
-//               partials = 0
-//               pingpong = true
-//               producer_registers = 40
-//               row_scaled = false
-//               run = 1
-//               slices = 1
-//               stages = 6
-//               swapped = false
-//               target = "bf16"
-#line 1 "gemm_sm90.cu"
-// gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 128, stages = 6, cluster = 2, group = 8;
-constexpr bool pingpong = true, add = true;
-#line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_add_pp128x128c2s6g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
-    registers<40, 232>();
-}
-
-// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
-//   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e4m3_e4m3_fp32_sw128x32c1s8k4g8
-//   used by:    up
-//   parameters: a_format = "e4m3"
-//               add = false
-//               b_format = "e4m3"
-//               bm = 128
-//               bn = 32
 //               cluster = 1
 //               consumer_registers = 232
-//               entry = "fp8_gemm_e4m3_e4m3_fp32_sw128x32c1s8k4g8"
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_pp64x128c1s8g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 0
+//               pingpong = true
+//               producer_registers = 40
+//               run = 1
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "bf16"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 64, bn = 128, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = true, add = false;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x128c1s8g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     gemm_e4m3_e4m3_bf16_add_pp64x128c1s8g8
+//   used by:    up
+//   parameters: a_format = "e4m3"
+//               a_row_scaled = false
+//               add = true
+//               b_format = "e4m3"
+//               b_row_scaled = false
+//               bm = 64
+//               bn = 128
+//               cluster = 1
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_add_pp64x128c1s8g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 0
+//               pingpong = true
+//               producer_registers = 40
+//               run = 1
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "bf16"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 64, bn = 128, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = true, add = true;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_add_pp64x128c1s8g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     gemm_e4m3_e4m3_fp32_sw128x16c1s8k8g8
+//   used by:    up
+//   parameters: a_format = "e4m3"
+//               a_row_scaled = false
+//               add = false
+//               b_format = "e4m3"
+//               b_row_scaled = false
+//               bm = 128
+//               bn = 16
+//               cluster = 1
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e4m3_e4m3_fp32_sw128x16c1s8k8g8"
 //               flow = "exchange"
 //               group = 8
 //               partials = 0
 //               pingpong = false
 //               producer_registers = 40
-//               row_scaled = false
 //               run = 1
-//               slices = 4
+//               slices = 8
 //               stages = 8
 //               swapped = true
 //               target = "fp32"
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 32, stages = 8, cluster = 1, group = 8;
+constexpr int bm = 128, bn = 16, stages = 8, cluster = 1, group = 8;
 constexpr bool pingpong = false, add = false;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_sw128x32c1s8k4g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_sw128x16c1s8k8g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 
@@ -429,33 +433,34 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e4m3_e4m3_bf16_ex128x128c1s4k8g8
+//   kernel:     gemm_e4m3_e4m3_bf16_pp64x64c1s12g8
 //   used by:    down
 //   parameters: a_format = "e4m3"
+//               a_row_scaled = false
 //               add = false
 //               b_format = "e4m3"
-//               bm = 128
-//               bn = 128
+//               b_row_scaled = false
+//               bm = 64
+//               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
-//               entry = "fp8_gemm_e4m3_e4m3_bf16_ex128x128c1s4k8g8"
-//               flow = "exchange"
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8"
+//               flow = "stream"
 //               group = 8
 //               partials = 0
-//               pingpong = false
+//               pingpong = true
 //               producer_registers = 40
-//               row_scaled = false
 //               run = 1
-//               slices = 8
-//               stages = 4
+//               slices = 1
+//               stages = 12
 //               swapped = false
 //               target = "bf16"
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 128, stages = 4, cluster = 1, group = 8;
-constexpr bool pingpong = false, add = false;
+constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
+constexpr bool pingpong = true, add = false;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_ex128x128c1s4k8g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 
@@ -522,103 +527,106 @@ extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e5m2_e4m3_fp32_co128x192c2s4p1g8
+//   kernel:     gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8
 //   used by:    down
 //   parameters: a_format = "e5m2"
+//               a_row_scaled = false
 //               add = false
 //               b_format = "e4m3"
+//               b_row_scaled = false
 //               bm = 128
-//               bn = 192
-//               cluster = 2
-//               consumer_registers = 232
-//               entry = "fp8_gemm_e5m2_e4m3_fp32_co128x192c2s4p1g8"
-//               flow = "stream"
-//               group = 8
-//               partials = 1
-//               pingpong = false
-//               producer_registers = 40
-//               row_scaled = false
-//               run = 1
-//               slices = 1
-//               stages = 4
-//               swapped = false
-//               target = "fp32"
-#line 1 "gemm_sm90.cu"
-// gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 192, stages = 4, cluster = 2, group = 8;
-constexpr bool pingpong = false, add = false;
-#line 5 "gemm_sm90.cu"
-constexpr int partials = 1;
-#line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x192c2s4p1g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
-    registers<40, 232>();
-}
-
-// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
-//   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e5m2_e4m3_fp32_add_co128x192c2s4p1g8
-//   used by:    down
-//   parameters: a_format = "e5m2"
-//               add = true
-//               b_format = "e4m3"
-//               bm = 128
-//               bn = 192
-//               cluster = 2
-//               consumer_registers = 232
-//               entry = "fp8_gemm_e5m2_e4m3_fp32_add_co128x192c2s4p1g8"
-//               flow = "stream"
-//               group = 8
-//               partials = 1
-//               pingpong = false
-//               producer_registers = 40
-//               row_scaled = false
-//               run = 1
-//               slices = 1
-//               stages = 4
-//               swapped = false
-//               target = "fp32"
-#line 1 "gemm_sm90.cu"
-// gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 192, stages = 4, cluster = 2, group = 8;
-constexpr bool pingpong = false, add = true;
-#line 5 "gemm_sm90.cu"
-constexpr int partials = 1;
-#line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x192c2s4p1g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
-    registers<40, 232>();
-}
-
-// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
-//   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e5m2_e4m3_bf16_ex128x128c1s4p2k4g8
-//   used by:    down
-//   parameters: a_format = "e5m2"
-//               add = false
-//               b_format = "e4m3"
-//               bm = 128
-//               bn = 128
+//               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
-//               entry = "fp8_gemm_e5m2_e4m3_bf16_ex128x128c1s4p2k4g8"
-//               flow = "exchange"
+//               entry = "fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8"
+//               flow = "stream"
 //               group = 8
 //               partials = 2
 //               pingpong = false
 //               producer_registers = 40
-//               row_scaled = false
 //               run = 1
-//               slices = 4
-//               stages = 4
+//               slices = 1
+//               stages = 8
 //               swapped = false
-//               target = "bf16"
+//               target = "fp32"
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 128, stages = 4, cluster = 1, group = 8;
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
 constexpr bool pingpong = false, add = false;
 #line 5 "gemm_sm90.cu"
 constexpr int partials = 2;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_ex128x128c1s4p2k4g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8
+//   used by:    down
+//   parameters: a_format = "e5m2"
+//               a_row_scaled = false
+//               add = true
+//               b_format = "e4m3"
+//               b_row_scaled = false
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               run = 1
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "fp32"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = true;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model options>
+//   kernel:     gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8
+//   used by:    down
+//   parameters: a_format = "e5m2"
+//               a_row_scaled = false
+//               add = false
+//               b_format = "e4m3"
+//               b_row_scaled = false
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               run = 1
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "bf16"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = false;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 

@@ -77,8 +77,10 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
 //   kernel:     gemm_e4m3_e4m3_bf16_pp64x64c1s12g8
 //   used by:    odd
 //   parameters: a_format = "e4m3"
+//               a_row_scaled = false
 //               add = false
 //               b_format = "e4m3"
+//               b_row_scaled = false
 //               bm = 64
 //               bn = 64
 //               cluster = 1
@@ -89,7 +91,6 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
 //               partials = 0
 //               pingpong = true
 //               producer_registers = 40
-//               row_scaled = false
 //               run = 1
 //               slices = 1
 //               stages = 12
@@ -205,8 +206,10 @@ extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
 //   kernel:     gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8
 //   used by:    odd
 //   parameters: a_format = "e5m2"
+//               a_row_scaled = false
 //               add = false
 //               b_format = "e4m3"
+//               b_row_scaled = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -217,7 +220,6 @@ extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
 //               partials = 2
 //               pingpong = false
 //               producer_registers = 40
-//               row_scaled = false
 //               run = 1
 //               slices = 1
 //               stages = 8
@@ -239,8 +241,10 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, c
 //   kernel:     gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8
 //   used by:    odd
 //   parameters: a_format = "e5m2"
+//               a_row_scaled = false
 //               add = true
 //               b_format = "e4m3"
+//               b_row_scaled = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -251,7 +255,6 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, c
 //               partials = 2
 //               pingpong = false
 //               producer_registers = 40
-//               row_scaled = false
 //               run = 1
 //               slices = 1
 //               stages = 8
@@ -270,35 +273,36 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8(fp32 *ou
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model plain>
-//   kernel:     gemm_e5m2_e4m3_bf16_ex128x128c1s4p2k8g8
+//   kernel:     gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8
 //   used by:    odd
 //   parameters: a_format = "e5m2"
+//               a_row_scaled = false
 //               add = false
 //               b_format = "e4m3"
+//               b_row_scaled = false
 //               bm = 128
-//               bn = 128
+//               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
-//               entry = "fp8_gemm_e5m2_e4m3_bf16_ex128x128c1s4p2k8g8"
-//               flow = "exchange"
+//               entry = "fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8"
+//               flow = "stream"
 //               group = 8
 //               partials = 2
 //               pingpong = false
 //               producer_registers = 40
-//               row_scaled = false
 //               run = 1
-//               slices = 8
-//               stages = 4
+//               slices = 1
+//               stages = 8
 //               swapped = false
 //               target = "bf16"
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 128, stages = 4, cluster = 1, group = 8;
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
 constexpr bool pingpong = false, add = false;
 #line 5 "gemm_sm90.cu"
 constexpr int partials = 2;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_ex128x128c1s4p2k8g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 
