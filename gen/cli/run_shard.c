@@ -25,12 +25,19 @@ static int failed(const struct shard_rank *s, fp8_status status, const struct sh
     return cli_fp8_failed(status, "rank %d, layer '%s', %s", s->rank->rank, l->info.name, what);
 }
 
-fp8_call shard_call(const struct shard_rank *s)
+bool shard_is_shared(const json_t *layer)
+{
+    const char *compute = json_string_value(json_object_get(layer, "compute"));
+    return !compute || strcmp(compute, "bf16") != 0;
+}
+
+fp8_call shard_call(const struct shard_rank *s, const struct shard_layer *l)
 {
     fp8_call call = FP8_CALL_INIT;
     call.workspace = s->workspace.device;
     call.workspace_bytes = s->workspace.bytes;
     call.stream = s->rank->device.stream;
+    call.state = l ? l->state : NULL;
     return call;
 }
 
@@ -77,6 +84,7 @@ fp8_tensor shard_tensor(const struct shard_rank *s, const struct shard_layer *l,
         [SHARD_REF_DX] = { NULL, m, k, k, i->dx_dtype, 0 },
         [SHARD_REF_DW] = { NULL, n, k, k, i->dw_dtype, 0 },
         [SHARD_REF_DBIAS] = { NULL, bias, n, n, FP8_DTYPE_FP32, 0 },
+        [SHARD_REF_AMAX] = { NULL, 1, 1, 1, FP8_DTYPE_FP32, 0 },
     };
     fp8_tensor tensor = shapes[buffer];
     tensor.data = l->buffers[buffer].device;
@@ -121,6 +129,12 @@ static int open_layer(struct shard_rank *s, const json_t *record, int index)
         cli_error("--tokens %lld: layer '%s' is planned for at most %lld tokens",
                   (long long)s->run->tokens, name, (long long)l->info.max_tokens);
         return CLI_USAGE;
+    }
+    if (strcmp(l->info.recipe, "delayed") == 0) {
+        const fp8_layer *layer = l->layer;
+        status = fp8_state_create(&layer, 1, &l->state);
+        if (status)
+            return failed(s, status, l, "its state");
     }
     const json_t *shard = json_object_get(record, "shard");
     l->chunk = json_integer_value(json_object_get(shard, "rows"));
@@ -193,7 +207,7 @@ static int open_layers(struct shard_rank *s)
     json_array_foreach(records, index, record)
     {
         const char *name = json_string_value(json_object_get(record, "name"));
-        if (code || (s->run->only && strcmp(s->run->only, name) != 0))
+        if (code || (s->run->only && strcmp(s->run->only, name) != 0) || !shard_is_shared(record))
             continue;
         code = open_layer(s, record, s->count);
         s->count++;
@@ -364,7 +378,7 @@ static int update(struct shard_rank *s)
     args.w = w;
     args.bias = bias;
     args.version = ++s->version;
-    args.call = shard_call(s);
+    args.call = shard_call(s, NULL);
     fp8_status status = fp8_model_update(s->model, &args);
     if (!status)
         status = fp8_comm_wait(s->rank->comm, s->rank->device.stream);
@@ -381,7 +395,7 @@ static int forward(struct shard_rank *s, int index)
     args.x = &x;
     args.y = &y;
     args.saved = &l->saved;
-    args.call = shard_call(s);
+    args.call = shard_call(s, l);
     fp8_status status = fp8_model_fprop(s->model, index, &args);
     return status ? failed(s, status, l, "fprop") : CLI_DONE;
 }
@@ -401,7 +415,7 @@ static int backward(struct shard_rank *s, int index)
     passes.dx = &dx;
     passes.saved = &l->saved;
     passes.grad = &l->grad;
-    passes.call = shard_call(s);
+    passes.call = shard_call(s, l);
     args.backward = &passes;
     if (l->reduce_each) {
         args.accumulate = !first;
@@ -444,6 +458,18 @@ static int run_batch(struct shard_rank *s)
     return code ? code : shard_check_batch(s);
 }
 
+/* What the step saw makes the scales of the next. */
+static int advance(struct shard_rank *s)
+{
+    fp8_status status = FP8_OK;
+    for (int i = 0; !status && i < s->count; i++) {
+        if (s->layers[i].state)
+            status = fp8_state_advance(s->layers[i].state, s->rank->device.stream);
+    }
+    return status ? cli_fp8_failed(status, "rank %d: scales of the next step", s->rank->rank)
+                  : CLI_DONE;
+}
+
 static int run_step(struct shard_rank *s)
 {
     static const enum shard_buffer poisoned[] = { SHARD_DW_WHOLE, SHARD_DBIAS_WHOLE, SHARD_DW_ROWS,
@@ -466,6 +492,8 @@ static int run_step(struct shard_rank *s)
         code = run_batch(s);
     }
     s->micro_batch = 0;
+    if (!code)
+        code = advance(s);
     return code ? code : shard_check_gradients(s);
 }
 
@@ -486,6 +514,7 @@ static void close_layers(struct shard_rank *s)
         struct shard_layer *l = &s->layers[i];
         for (int b = 0; b < SHARD_BUFFERS; b++)
             cli_buffer_destroy(&s->rank->device, &l->buffers[b]);
+        fp8_state_destroy(l->state);
         fp8_layer_destroy(l->layer);
         free(l->exact);
         free(l->sizes);

@@ -8,6 +8,7 @@
 
 #include "gen/cli/ranks.h"
 #include "runtime/fp8_model.h"
+#include "runtime/fp8_state.h"
 
 enum {
     SHARD_STEPS = 2,         /* optimizer steps: new weights in the second */
@@ -37,6 +38,7 @@ enum shard_buffer {
     SHARD_REF_DX,
     SHARD_REF_DW,
     SHARD_REF_DBIAS,
+    SHARD_REF_AMAX, /* of the whole w, for a layer whose scales are delayed */
     SHARD_BUFFERS,
 };
 
@@ -54,6 +56,7 @@ enum shard_result {
 struct shard_layer {
     fp8_layer *layer;
     fp8_layer_info info;
+    fp8_state *state;           /* of delayed scales; else NULL */
     int64_t first, rows, chunk; /* rows of w here; of every chunk */
     bool
         reduce_each; /* every micro-batch is reduced and added up in fp32; else one sum at the last */
@@ -95,7 +98,10 @@ int shard_work(struct cli_rank *rank, void *user);
 int64_t shard_tokens(const struct shard_rank *s, const struct shard_layer *l);
 fp8_tensor shard_tensor(const struct shard_rank *s, const struct shard_layer *l,
                         enum shard_buffer buffer);
-fp8_call shard_call(const struct shard_rank *s);
+/* l: whose pass it is; NULL: the whole model's. */
+fp8_call shard_call(const struct shard_rank *s, const struct shard_layer *l);
+/* Whether the ranks share the FP8 weight of this record of a plan. */
+bool shard_is_shared(const json_t *layer);
 
 /* ---- run_shard_check.c ---------------------------------------------------------------------------------- */
 

@@ -63,14 +63,29 @@ static int64_t count_different(const struct shard_rank *s, const void *a, const 
 
 /* ---- weights -------------------------------------------------------------------------------------------- */
 
+/* Delayed weights that are shared take their scale from the amax that the ranks agreed on. */
+static int upload_amax(struct shard_rank *s, struct shard_layer *l)
+{
+    fp8_tensor w = shard_tensor(s, l, SHARD_W);
+    float amax = 0;
+    for (int64_t i = 0; i < w.rows * w.cols; i++)
+        amax = fmaxf(amax, fabsf(ref_load(l->buffers[SHARD_W].host, w.dtype, i)));
+    *(float *)l->buffers[SHARD_REF_AMAX].host = amax;
+    return cli_buffer_upload(&s->rank->device, &l->buffers[SHARD_REF_AMAX]);
+}
+
 static int make_reference_weight(struct shard_rank *s, struct shard_layer *l)
 {
     fp8_weight_args args = FP8_WEIGHT_ARGS_INIT;
     fp8_tensor w = shard_tensor(s, l, SHARD_W);
+    int code = l->state ? upload_amax(s, l) : CLI_DONE;
+    if (code)
+        return code;
     args.w = &w;
+    args.amax = l->state ? l->buffers[SHARD_REF_AMAX].device : NULL;
     args.version = s->version;
     args.weight = &l->ref_weight;
-    args.call = shard_call(s);
+    args.call = shard_call(s, l);
     fp8_status status = fp8_weight_update(l->layer, &args);
     return status ? failed(s, status, l, "the unsharded weight")
                   : cli_device_synchronize(&s->rank->device);
@@ -128,7 +143,7 @@ static int check_weight(struct shard_rank *s, int index, fp8_pass pass)
 {
     struct shard_layer *l = &s->layers[index];
     const fp8_operand *weight = NULL;
-    fp8_call call = shard_call(s);
+    fp8_call call = shard_call(s, l);
     fp8_status status = fp8_model_acquire(s->model, index, pass, &call, &weight);
     if (!status)
         status = fp8_comm_wait(s->rank->comm, s->rank->device.stream);
@@ -166,7 +181,8 @@ static fp8_status run_unsharded(struct shard_rank *s, struct shard_layer *l)
     fprop.bias = l->info.has_bias ? &bias : NULL;
     fprop.y = &y;
     fprop.saved = &l->ref_saved;
-    fprop.call = shard_call(s);
+    fprop.call = shard_call(s, l);
+    fprop.call.flags |= FP8_CALL_EVALUATE; /* the amaxes were noted by the sharded passes */
     fp8_status status = fp8_layer_fprop(l->layer, &fprop);
     if (status)
         return status;
@@ -177,7 +193,7 @@ static fp8_status run_unsharded(struct shard_rank *s, struct shard_layer *l)
     backward.dbias = l->info.has_bias ? &dbias : NULL;
     backward.dw = &dw;
     backward.dx = &dx;
-    backward.call = shard_call(s);
+    backward.call = fprop.call;
     return fp8_layer_backward(l->layer, &backward);
 }
 

@@ -96,21 +96,20 @@ local function fixed_accumulation(state, record, own, model, layer, refused)
     end
 end
 
--- Weights are shared over ranks as FP8 bytes whose scales no cut crosses, or on which the ranks agree.
+-- Weights are shared over ranks as FP8 bytes whose scales no cut crosses, or on which the ranks agree. The
+-- weight of a layer that computes in bf16 is the caller's tensor, whoever gathers it.
 local shared_recipes = { current = true, delayed = true, block = true }
 
 local function sharded_layer(state, record, own, model, layer)
-    local compute = layer.compute == "bf16"
-    if not compute and shared_recipes[layer.recipe.name] then return end
-    local what = compute and "computes in bf16" or ("has recipe '%s'"):format(layer.recipe.name)
-    local place = giver(state, record, own, model, compute and "compute" or "recipe")
+    if layer.compute == "bf16" or shared_recipes[layer.recipe.name] then return end
+    local place = giver(state, record, own, model, "recipe")
     local problem = {
-        message = ("layer '%s' %s, but %d ranks share the weights, which this version does with the \z
-recipes 'current', 'delayed' and 'block'"):format(layer.name, what, state.ranks),
+        message = ("layer '%s' has recipe '%s', but %d ranks share the weights, which this version does with \z
+the recipes 'current', 'delayed' and 'block'"):format(layer.name, layer.recipe.name, state.ranks),
         hint = "use one of them, or mesh = { fsdp = 1 } and gather the weight in a hook of your own",
     }
     if place then
-        state.report:value(place, compute and "compute" or "recipe", problem)
+        state.report:value(place, "recipe", problem)
     else
         state.report:head(record, problem)
     end

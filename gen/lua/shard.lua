@@ -163,7 +163,8 @@ function shard.collectives(model, format)
     local function gather(pass, group)
         local bytes = 0
         for _, i in ipairs(group) do bytes = bytes + shard.payload(layers[i], ranks, format) end
-        add("all_gather", pass, table.move(group, 1, #group, 1, {}), bytes, "uint8")
+        local dtype = #group == 1 and layers[group[1]].compute == "bf16" and "bf16" or "uint8"
+        add("all_gather", pass, table.move(group, 1, #group, 1, {}), bytes, dtype)
     end
     local function reduce(i)
         local layer = layers[i]

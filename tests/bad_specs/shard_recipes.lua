@@ -5,8 +5,8 @@ return model "m" {
     layers = {
         linear "a" { in_features = 16, out_features = 16 },
         linear "b" { in_features = 16, out_features = 16, recipe = recipe.rowwise_hp_wgrad {} },
-        linear "c" { in_features = 16, out_features = 16, compute = "bf16" },
         linear "d" { in_features = 16, out_features = 16, recipe = recipe.block {} },
         linear "e" { in_features = 16, out_features = 16, recipe = recipe.delayed {} },
+        linear "f" { in_features = 16, out_features = 16, compute = "bf16" },
     },
 }

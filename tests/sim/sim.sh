@@ -7,7 +7,7 @@ export MALLOC_PERTURB_=129
 simulate() {
     local spec=$1 ranks=$2
     shift 2
-    run fp8gen run "$spec" --fsdp "$ranks" --device host --json "$@"
+    run fp8gen run "$spec" --fsdp "$ranks" --device host --json -q "$@"
     expect_code 0
     expect_err ''
     expect_out_lacks '"verdict":"failed"'

@@ -36,9 +36,6 @@ run fp8gen run $spec --fsdp 2 --device host --timeout soon
 expect_code 2
 expect_err_has "--timeout"
 
-run fp8gen run specs/llama3_8b.lua --recipe delayed --fsdp 2 --device host --shrink
-expect_code 2
-expect_err_has "--recipe current"
 run fp8gen run specs/llama3_8b.lua --recipe rowwise --fsdp 2 --device host --shrink
 expect_code 1
 expect_err_has "2 ranks share the weights"

@@ -25,6 +25,10 @@ for shape in "600 300 3" "129 1000 2" "2556 130 8"; do
     simulate "$T/shape.lua" "$ranks"
 done
 
+case_of "delayed scaling: shared weights take the scale that the ranks agreed on"
+spec_of 129 272 "recipe = recipe.delayed {}, bias = true,"
+simulate "$T/shape.lua" 3
+
 case_of "no tokens at all: dw is zero, nothing hangs"
 spec_of 129 272 "bias = true,"
 simulate "$T/shape.lua" 3 --tokens 0
