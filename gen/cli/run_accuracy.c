@@ -16,7 +16,7 @@
 #include "gen/cli/run.h"
 
 /* Of the recipes' layers: an outlier column of few rows would not show how large its amax can be. */
-#define TOKENS 4096
+#define TOKENS 2048
 #define FEATURES 32
 #define DEPTH 4096
 #define SIDE 128 /* tokens and features of the layers of growing depth */

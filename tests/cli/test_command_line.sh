@@ -41,7 +41,7 @@ case_of "help lists every command, option and variable"
 run fp8gen help
 expect_code 0
 expect_err ''
-for word in "check SPEC..." "plan SPEC" "expand SPEC" "build SPEC" "run SPEC" "tune SPEC" "bench gemm" \
+for word in "check SPEC..." "plan SPEC" "expand SPEC" "build SPEC" "run [SPEC]" "tune SPEC" "bench gemm" \
     "bench layer" "bench quantize" "bench host" doctor --color NO_COLOR FP8GEN_TEMPLATE_DIR FP8_LOG \
     FP8_CUBLASLT_PATH FP8_NVRTC_PATH "exit codes"; do
     expect_out_has "$word"
