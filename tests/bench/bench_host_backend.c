@@ -26,6 +26,7 @@
     } while (0)
 
 struct bench {
+    const char *recipe;
     fp8_context *context;
     fp8_layer *layer;
     int64_t m, n, k;
@@ -98,11 +99,12 @@ static double best_of(struct bench *b, void (*run)(struct bench *))
 static void print_row(const struct bench *b, const char *what, double value, const char *unit,
                       double baseline)
 {
-    printf("{\"bench\": \"host_backend\", \"case\": \"%s\", \"M\": %lld, \"N\": %lld, \"K\": %lld, "
+    printf("{\"bench\": \"host_backend\", \"recipe\": \"%s\", \"case\": \"%s\", \"M\": %lld, "
+           "\"N\": %lld, \"K\": %lld, "
            "\"value\": %.2f, \"unit\": \"%s\", \"baseline\": %g, \"baseline_name\": \"needed\", "
            "\"ratio\": %.2f}\n",
-           what, (long long)b->m, (long long)b->n, (long long)b->k, value, unit, baseline,
-           value / baseline);
+           b->recipe, what, (long long)b->m, (long long)b->n, (long long)b->k, value, unit,
+           baseline, value / baseline);
 }
 
 static void measure(struct bench *b)
@@ -122,8 +124,8 @@ static void measure(struct bench *b)
     MUST(fp8_weight_update(b->layer, &args));
 
     double seconds = best_of(b, quantize_x);
-    print_row(b, "amax + quantize + transpose", 2e-9 * (double)(b->m * b->k) / seconds,
-              "GB/s per core", 1);
+    print_row(b, "quantize, both copies", 2e-9 * (double)(b->m * b->k) / seconds, "GB/s per core",
+              1);
     seconds = best_of(b, multiply);
     print_row(b, "gemm", 2e-9 * (double)(b->m * b->n) * (double)b->k / seconds, "GFLOP/s per core",
               10);
@@ -144,8 +146,8 @@ static void run(struct bench *b)
     snprintf(spec, sizeof spec,
              "return model \"bench\" { layers = { linear \"l\" { out_features = %lld, in_features "
              "= %lld, "
-             "tokens = %lld } } }",
-             (long long)b->n, (long long)b->k, (long long)b->m);
+             "tokens = %lld, recipe = recipe.%s {} } } }",
+             (long long)b->n, (long long)b->k, (long long)b->m, b->recipe);
     if (mkdtemp(folder) == NULL)
         exit(1);
     snprintf(path, sizeof path, "%s/bundle", folder);
@@ -181,10 +183,12 @@ int main(int argc, char **argv)
     options.device = FP8_DEVICE_HOST;
     options.threads = argc > 1 ? atoi(argv[1]) : 1;
     MUST(fp8_context_create(&options, &b.context));
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        b.m = shapes[i][0];
-        b.n = shapes[i][1];
-        b.k = shapes[i][2];
+    static const char *const recipes[] = { "current", "rowwise", "block" };
+    for (size_t i = 0; i < 3 * sizeof shapes / sizeof shapes[0]; i++) {
+        b.recipe = recipes[i % 3];
+        b.m = shapes[i / 3][0];
+        b.n = shapes[i / 3][1];
+        b.k = shapes[i / 3][2];
         run(&b);
     }
     fp8_context_destroy(b.context);
