@@ -115,7 +115,7 @@ CUresult fake_attribute(int *value, CUdevice_attribute attribute, CUdevice devic
         *value = state.minor;
         return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-        *value = 132;
+        *value = FAKE_SMS;
         return CUDA_SUCCESS;
     default:
         return CUDA_ERROR_INVALID_VALUE;
@@ -391,24 +391,29 @@ CUresult fake_launch_ex(const CUlaunchConfig *config, CUfunction function, void 
                         void **extra)
 {
     unsigned cluster = 1;
-    bool overlaps = false;
+    bool overlaps = false, cooperative = false;
     for (unsigned i = 0; i < config->numAttrs; i++) {
         const CUlaunchAttribute *attribute = &config->attrs[i];
         if (attribute->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
             cluster = attribute->value.clusterDim.x;
         else if (attribute->id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
             overlaps = attribute->value.programmaticStreamSerializationAllowed;
+        else if (attribute->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && attribute->value.cooperative)
+            cooperative = true;
         else
             return CUDA_ERROR_INVALID_VALUE;
     }
     if (config->numAttrs == 0 || cluster == 0 || config->gridDimX % cluster != 0)
         return CUDA_ERROR_INVALID_VALUE;
+    if (cooperative && config->gridDimX > FAKE_SMS * 2)
+        return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     CUresult result =
         fake_launch_kernel(function, config->gridDimX, config->gridDimY, config->gridDimZ,
                            config->blockDimX, config->blockDimY, config->blockDimZ,
                            config->sharedMemBytes, config->hStream, parameters, extra);
     state.last_cluster = cluster;
     state.last_overlaps = overlaps;
+    count(&state.cooperative, cooperative);
     return result;
 }
 

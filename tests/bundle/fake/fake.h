@@ -29,6 +29,9 @@ struct fake_map {
 };
 #define FAKE_MAP_MAGIC 0x70616d20656b6166u
 
+/* Multiprocessors; a cooperative grid may have two CTAs on each. */
+#define FAKE_SMS 132
+
 /* Bytes of a kernel's parameter, 0 past the end. */
 typedef size_t (*fake_parameter)(const char *entry, size_t index);
 
@@ -56,7 +59,8 @@ struct fake_cuda {
     bool (*may)(
         void); /* may this thread load, allocate or wait now? What it does breaks a capture */
     unsigned last_grid, last_cluster, last_shared;
-    bool last_overlaps; /* programmatic stream serialization was asked for */
+    bool last_overlaps;   /* programmatic stream serialization was asked for */
+    int64_t cooperative;  /* launches whose CTAs wait for each other */
     char last_entry[128]; /* of a kernel */
 };
 
