@@ -106,10 +106,12 @@
  *                 tensors x, w and dy
  *   bias          bool
  *   accumulation  { "fprop": "fast"|"split"|"256"|"512", "dgrad": .., "wgrad": .. }
- *   shard         { "rows", "multiple", "gather_group": name | null }: rank r of the mesh's fsdp axis
+ *   shard         { "rows", "multiple", "gather_group": name | null, "add" }: rank r of the mesh's fsdp axis
  *                 has rows [r * rows, (r + 1) * rows) of w, as far as there are any; rows =
  *                 roundup(ceil(out_features / fsdp), multiple), multiple 1 or 128. Neighbours of one
  *                 group are gathered by one collective. Passes and buffers are those of the whole w.
+ *                 add: with fsdp > 1, names of the kernels of op store that add a reduced dw (and
+ *                 dbias) to an fp32 shard
  *   buffers       array of buffer records
  *   passes        { "weight": [step..], "fprop": [..], "quantize_dy": [..], "wgrad": [..],
  *                   "dgrad": [..] }. The steps before the gemm step of fprop quantise x; they alone

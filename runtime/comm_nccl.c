@@ -305,7 +305,7 @@ const char *fp8_nccl_no_window(const struct nccl *nccl)
         return "NCCL is older than 2.28";
     const char *nvls = getenv("NCCL_NVLS_ENABLE");
     if (nccl->table->version < NVLS_MODE_VERSION && !(nvls && strcmp(nvls, "0") == 0))
-        return "before 2.31 NCCL keeps multicast out of windows only with NCCL_NVLS_ENABLE=0";
+        return "NCCL_NVLS_ENABLE asks for multicast, which windows before NCCL 2.31 would then use";
     if (!nccl->table->mem_alloc || !nccl->table->mem_free || !nccl->table->window_register ||
         !nccl->table->window_deregister)
         return "NCCL has no symmetric windows";

@@ -7,6 +7,7 @@
  */
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/comm_nccl.h"
@@ -104,6 +105,9 @@ fp8_status fp8_comm_create_nccl(fp8_context *context, const fp8_comm_options *op
 {
     const struct fp8_nccl *table;
     FP8_TRY(fp8_nccl_open(&table));
+    /* Before 2.31 only the environment keeps multicast out; what the user says there goes first. */
+    if (!(options->flags & FP8_COMM_NO_COPY_ENGINE))
+        (void)setenv("NCCL_NVLS_ENABLE", "0", 0);
     struct nccl *nccl = make_object(context, options->rank, options->ranks,
                                     options->timeout_seconds, options->name);
     if (!nccl)

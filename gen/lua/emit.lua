@@ -19,7 +19,7 @@ local function users(manifest, kernel)
     end
     local names = {}
     for _, layer in ipairs(manifest.layers) do
-        if mentions(layer.passes) or mentions(layer.dequantize) then
+        if mentions(layer.passes) or mentions(layer.dequantize) or mentions(layer.shard.add) then
             names[#names + 1] = layer.name
         end
     end

@@ -196,8 +196,8 @@ static int window(struct process *p)
         p->flags = FP8_COMM_NO_COPY_ENGINE;
     if (p->variant >= 4)
         fake_nccl()->version = 22809;
-    if (p->variant == 5)
-        setenv("NCCL_NVLS_ENABLE", "0", 1);
+    if (p->variant == 4)
+        setenv("NCCL_NVLS_ENABLE", "1", 1);
     const bool asks = p->variant < 2 || p->variant == 5,
                engine = p->variant == 0 || p->variant == 5;
     const bool is_new = p->variant != 2 && p->variant < 4;

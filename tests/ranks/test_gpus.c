@@ -19,7 +19,7 @@
 static char bundle[256];
 
 static const char spec[] =
-    "return model \"gpus\" { tokens = 256, layers = {\n"
+    "return model \"gpus\" { tokens = 256, mesh = { fsdp = 2 }, layers = {\n"
     "linear \"a\" { in_features = 256, out_features = 384, bias = true },\n"
     "linear \"b\" { in_features = 2556, out_features = 515 },\n"
     "linear \"c\" { in_features = 128, out_features = 1, bias = true },\n"
