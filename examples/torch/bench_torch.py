@@ -176,8 +176,9 @@ def tensors(m, n, k):
 
 def step(function, x, w, dy, fresh=False):
     def run():
-        if fresh:
-            fp8.weights_changed()  # as after an optimizer's step: the weight is quantised again
+        if fresh:  # as after an optimizer's step: the weight is quantised again, histories roll
+            fp8.weights_changed()
+            fp8.advance_scales()
         function(x, w).backward(dy)
         x.grad = w.grad = None
 
@@ -207,17 +208,26 @@ def layers(shapes):
     for shape in shapes:
         x, w, dy = tensors(*shape)
         torch._dynamo.reset()
+        state = fp8.State(fp8.Recipe("delayed"))
         times = contest(
             {
                 "fp8": step(fp8.fp8_linear, x, w, dy, fresh=True),
+                "delayed": step(
+                    lambda x, w: fp8.fp8_linear(x, w, None, state), x, w, dy, fresh=True
+                ),
                 "kept": step(fp8.fp8_linear, x, w, dy),
                 "scaled_mm": step(baseline, x, w, dy),
                 "bf16": step(F.linear, x, w, dy),
             }
         )
-        for case, key in (("linear", "fp8"), ("linear, weight kept", "kept")):
-            row(case, shape, "fwd+bwd", times[key], "us", times["scaled_mm"], name)
-            row(case, shape, "fwd+bwd", times[key], "us", times["bf16"], "bf16 F.linear, eager")
+        for case, key in (
+            ("linear", "fp8"),
+            ("linear, weight kept", "kept"),
+            ("linear", "delayed"),
+        ):
+            more = {"recipe": "delayed"} if key == "delayed" else None
+            for base, said in (("scaled_mm", name), ("bf16", "bf16 F.linear, eager")):
+                row(case, shape, "fwd+bwd", times[key], "us", times[base], said, more)
         del x, w, dy
 
 
@@ -413,6 +423,7 @@ def main_losses(args):
             "difference": tail[0] / tail[1] - 1,
             "spread_of_bf16_seeds": spread,
             "bf16_first": curves[1][0],
+            "recipe": args.recipe,
         },
     )
 
@@ -424,6 +435,7 @@ def main():
     parser.add_argument("--append", action="store_true", help="no header")
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the program")
     parser.add_argument("--repeat", type=int, default=10)
+    parser.add_argument("--recipe", default="current", help="of the FP8 run whose losses these are")
     args = parser.parse_args()
     if args.what == "losses" and len(args.files) < 2:
         parser.error("losses takes FP8.csv BF16.csv [BF16_OTHER_SEED.csv]")

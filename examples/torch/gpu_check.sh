@@ -3,7 +3,7 @@
 # losses.
 #
 # Without a word: tests and bench, under 3 minutes on one GPU; what needs two runs if there are two.
-# train: 1,000 steps of train_llama.py in FP8 and of two bf16 seeds (a few minutes). Needs the built
+# train: 1,000 steps of train_llama.py in every recipe and of two bf16 seeds. Needs the built
 # libraries (FP8GEN_LIBRARY_DIR, or build/lib) and a python with PyTorch (PYTHON, else python3).
 # Every step has its own time limit, and the next ones run whatever happened. OUT (default:
 # build/torch-check) gets torch.jsonl, the logs, curves. Exit code: the number of steps that failed.
@@ -54,6 +54,7 @@ echo "$gpus GPU(s); $("$python" -c 'import torch; print("torch", torch.__version
 # The tests run at once: they are small, and compile on the CPU most of the time.
 if [[ $wanted == *" tests "* ]]; then
     checked linear 150 check_abi.py check_linear.py &
+    checked recipes 150 check_recipes.py &
     checked cuda 150 check_cuda.py &
     checked compile 150 check_compile.py &
     checked wrapper 150 check_wrapper.py &
@@ -79,13 +80,19 @@ if [[ $wanted == *" bench "* ]]; then
 fi
 if [[ $wanted == *" train "* ]]; then
     run=("$python" "$here/train_llama.py" --steps 1000 --every 100 --tokens 8192)
-    step train_bf16 240 "${run[@]}" --precision bf16 --out "$out/bf16"
-    step train_bf16_seed2 240 "${run[@]}" --precision bf16 --seed 2 --out "$out/bf16_seed2"
-    step train_fp8 240 "${run[@]}" --out "$out/fp8" --compare "$out/bf16.csv" "$out/bf16_seed2.csv"
-    for name in train_bf16 train_bf16_seed2 train_fp8; do tail -n 1 "$out/$name.out"; done
-    step losses 60 "$python" "$here/bench_torch.py" losses --append "$out/fp8.csv" "$out/bf16.csv" \
-        "$out/bf16_seed2.csv"
-    cat "$out/losses.out" >>"$out/torch.jsonl"
+    # At once: what counts is the losses.
+    step train_bf16 280 "${run[@]}" --precision bf16 --out "$out/bf16" &
+    step train_bf16_seed2 280 "${run[@]}" --precision bf16 --seed 2 --out "$out/bf16_seed2" &
+    recipes="current delayed rowwise rowwise_hp_wgrad block"
+    for recipe in $recipes; do
+        step "train_$recipe" 280 "${run[@]}" --recipe $recipe --out "$out/$recipe" &
+    done
+    wait
+    for recipe in $recipes; do
+        step "losses_$recipe" 60 "$python" "$here/bench_torch.py" losses --append \
+            --recipe $recipe "$out/$recipe.csv" "$out/bf16.csv" "$out/bf16_seed2.csv"
+        cat "$out/losses_$recipe.out" >>"$out/torch.jsonl"
+    done
 fi
 [ -f "$out/torch.jsonl" ] && "$python" - "$out/torch.jsonl" <<'END'
 import json, sys

@@ -29,8 +29,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from fp8gen_torch import Recipe, ShardState, State, fp8_linear, precompute_amax  # noqa: E402
-from fp8gen_torch import prepare, weight_parallel_linear  # noqa: E402
+from fp8gen_torch import Recipe, ShardState, State, advance_scales, fp8_linear  # noqa: E402
+from fp8gen_torch import precompute_amax, prepare, weight_parallel_linear  # noqa: E402
 
 
 @dataclasses.dataclass
@@ -137,6 +137,7 @@ class Zero3:
             master.sub_(lr * m_hat / (v_hat.sqrt() + 1e-8))
             shard.copy_(master)
             shard.main_grad.zero_()
+        advance_scales(dist.group.WORLD if self.world > 1 else None)  # of recipe "delayed"
         self.scales()
         return norm
 
@@ -356,6 +357,7 @@ def save(path, zero, step, losses):
             "master": zero.master,
             "moments": zero.moments,
             "count": zero.step_count,
+            "histories": [s and s.save_history() for s in zero.states],  # of recipe "delayed"
         },
         f"{path}.{zero.rank}",
     )
@@ -371,6 +373,9 @@ def resume(path, zero):
             a.copy_(b)
     for shard, master in zip(zero.shards, zero.master):
         shard.copy_(master)
+    for state, history in zip(zero.states, saved["histories"]):
+        if state:
+            state.load_history(history)
     zero.step_count = saved["count"]
     zero.scales()
     return saved["step"], saved["losses"]
@@ -380,9 +385,9 @@ def options(arguments):
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--config", choices=CONFIGS, default="small")
     p.add_argument("--precision", choices=("fp8", "bf16"), default="fp8")
-    p.add_argument("--gather", choices=("fp8", "bf16"), default="fp8", help="what the wire carries")
+    p.add_argument("--gather", choices=("fp8", "bf16"), default="fp8", help="what the wire carries; fp8 goes with --recipe current")
     p.add_argument("--recipe", default="current", help="scaling recipe, as in a spec")
-    p.add_argument("--format", default="hybrid", help="hybrid (dy in E5M2) or e4m3")
+    p.add_argument("--format", help="hybrid (dy in E5M2) or e4m3; the recipe's default")
     p.add_argument("--steps", type=int, default=100)
     p.add_argument("--tokens", type=int, default=8192, help="of one rank in one micro-batch")
     p.add_argument("--length", type=int, default=512)
@@ -432,7 +437,8 @@ def main(arguments=None):
     args = options(arguments)
     device, own = start(args)
     fp8 = args.precision == "fp8"
-    zero = Zero3(device, Recipe(args.recipe, args.format), fp8 and args.gather == "fp8")
+    gathers = fp8 and args.gather == "fp8" and args.recipe == "current"  # others gather bf16
+    zero = Zero3(device, Recipe(args.recipe, args.format), gathers)
     model = Llama(CONFIGS[args.config], zero, fp8, args.seed, args.recompute)
     if fp8:  # all kernels, before the first collective
         shapes = {

@@ -3,7 +3,7 @@
 from .abi import Fp8Error
 from .layers import Recipe, prepare
 from .linear import Fp8Linear, fp8_linear
-from .states import State, state_of, weights_changed
+from .states import State, advance_scales, state_of, weights_changed
 from .weight_parallel import Communicator, ShardState, precompute_amax, weight_parallel_linear
 from .wrapper import Fp8Mode, Fp8Weight, GatheredWeight, fp8_weights, precompute_scales
 
@@ -17,6 +17,7 @@ __all__ = [
     "Recipe",
     "ShardState",
     "State",
+    "advance_scales",
     "fp8_linear",
     "fp8_weights",
     "precompute_amax",

@@ -19,6 +19,9 @@ from ctypes import c_uint64, c_void_p
 NONE, E4M3, E5M2, BF16, FP32, UINT32, UINT8, FP16 = range(8)  # fp8_dtype
 ROLE_X, ROLE_W, ROLE_DY = 1, 2, 3
 ROW, TRANSPOSED, BOTH = 1, 2, 3  # FP8_COPY_*
+BY_TENSOR, BY_ROW, BY_BLOCK, BY_TILE, NO_COPY = range(5)  # fp8_scaling
+DEFAULT, ON, OFF = range(3)  # fp8_switch
+CALL_EVALUATE = 1
 PASS_WEIGHT, PASS_FPROP, PASS_QUANTIZE_DY, PASS_WGRAD, PASS_DGRAD = range(5)
 BYTES_WORKSPACE = 0
 HOST = -1
@@ -326,6 +329,12 @@ _RUNTIME = {
     "fp8_layer_backward": [c_void_p, POINTER(BackwardArgs)],
     "fp8_quantize": [c_void_p, POINTER(QuantizeArgs)],
     "fp8_dequantize": [c_void_p, POINTER(DequantizeArgs)],
+    "fp8_state_create": [POINTER(c_void_p), c_int32, POINTER(c_void_p)],
+    "fp8_state_advance": [c_void_p, c_void_p],
+    "fp8_state_running": [c_void_p, POINTER(c_void_p), POINTER(c_int64)],
+    "fp8_state_bytes": [c_void_p, POINTER(c_size_t)],
+    "fp8_state_save": [c_void_p, c_void_p, c_size_t, c_void_p],
+    "fp8_state_load": [c_void_p, c_void_p, c_size_t, c_void_p],
 }
 
 
@@ -388,6 +397,7 @@ for _name, _arguments, _result in (
     ("fp8_version", [], c_char_p),
     ("fp8_status_name", [c_int], c_char_p),
     ("fp8_status_remedy", [c_int], c_char_p),
+    ("fp8_state_destroy", [c_void_p], None),
 ):
     getattr(runtime, _name).argtypes = _arguments
     getattr(runtime, _name).restype = _result

@@ -19,6 +19,7 @@ from .layers import CODE
 _runtime = abi.runtime
 _address = ctypes.addressof
 _IO = (torch.bfloat16, torch.float32)  # what the runtime reads and writes
+NO_HISTORY = (None, 0)
 
 
 def matrix(tensor, dtype=None):
@@ -58,14 +59,16 @@ def _tensor(rows, cols, dtype):
     return abi.Tensor(None, rows, cols, cols, CODE[dtype])
 
 
-def _operand(role, dtype, rows, cols, copies):
-    size = operand.operand_bytes(rows, cols, copies)
+def _operand(role, dtype, rows, cols, copies, scalings):
+    """role = dtype = 0: memory that a call fills."""
     return abi.Operand(
         size=ctypes.sizeof(abi.Operand),
         role=role,
-        bytes=size,
+        bytes=operand.operand_bytes(rows, cols, copies, scalings),
         dtype=dtype,
-        copies=copies,
+        copies=operand.there(copies, scalings),
+        row_scaling=scalings[0] if role else 0,
+        transposed_scaling=scalings[1] if role else 0,
         rows=rows,
         cols=cols,
     )
@@ -80,6 +83,10 @@ class Plan:
         self.handle, self.context, self.device = layer.handle, layer.context, layer.context.device
         self.output, self.grad_input, self.grad_weight = key.output, key.grad_input, key.grad_weight
         self.dy_format = key.recipe.dy_dtype
+        self.x_scalings = key.recipe.scalings(abi.ROLE_X)  # dy's too
+        self.w_scalings = key.recipe.scalings(abi.ROLE_W)
+        # wgrad multiplies x and dy as they are: what forward saves for it is x
+        self.saves_x = self.x_scalings[1] == abi.NO_COPY
         self.workspace_bytes = layer.workspace_bytes(m)
         self._pools = {}
 
@@ -90,30 +97,42 @@ class Plan:
         return pool
 
     def _x(self):
-        return _operand(abi.ROLE_X, abi.E4M3, self.m, self.k, abi.TRANSPOSED)
+        return _operand(
+            abi.ROLE_X, abi.E4M3, self.m, self.k, abi.TRANSPOSED, self.x_scalings
+        )
 
     def _w(self, copies):
-        return _operand(abi.ROLE_W, abi.E4M3, self.n, self.k, copies)
+        return _operand(abi.ROLE_W, abi.E4M3, self.n, self.k, copies, self.w_scalings)
 
     def _dy(self, copies):
-        return _operand(abi.ROLE_DY, self.dy_format, self.m, self.n, copies)
+        return _operand(abi.ROLE_DY, self.dy_format, self.m, self.n, copies, self.x_scalings)
 
-    def _run(self, function, prepared, scratch=None):
-        """scratch: an operand struct that only this call uses; it lies behind the workspace."""
+    def _empty(self, cols, copies):
+        return _operand(0, 0, self.m, cols, copies, self.x_scalings)
+
+    def _run(self, function, prepared, history=NO_HISTORY, scratch=None):
+        """history: of delayed scaling, as State.history gives it. scratch: an operand struct that
+        only this call uses; it lies behind the workspace."""
         context, call = self.context, prepared.call
         stream = context.stream()
         size = self.workspace_bytes + (scratch.bytes + 255 if scratch is not None else 0)
         memory = context.workspace(stream, size)
         address = memory.data_ptr()
         call.workspace, call.workspace_bytes, call.stream = address, self.workspace_bytes, stream
+        call.state, call.flags = history
         if scratch is not None:
             scratch.data = (address + self.workspace_bytes + 255) & -256
         status = function(self.handle, prepared.ref)
         if status:
             abi.check(status)
 
-    def fprop(self, x, weight, copies, bias, lead, save):
-        """(y[*lead, N], saved or None); x[M,K] bf16, weight: bytes with `copies`, bias[N] bf16."""
+    def fprop(self, x, weight, copies, bias, lead, save, history=NO_HISTORY):
+        """(y[*lead, N], saved or None); x[M,K] bf16, weight: bytes with `copies`, bias[N] bf16.
+
+        saved: the bytes of x's transposed copy, or x where the recipe has none.
+        """
+        saved = x if save and self.saves_x else None
+        save = save and not self.saves_x
         code = ("fprop", copies, save, bias is None)
         pool = self._pool(code)
         p = (
@@ -125,11 +144,10 @@ class Plan:
                 weight=self._w(copies),
                 y=_tensor(self.m, self.n, self.output),
                 bias=None if bias is None else _tensor(1, self.n, torch.bfloat16),
-                saved=_operand(0, 0, self.m, self.k, abi.TRANSPOSED) if save else None,
+                saved=self._empty(self.k, abi.TRANSPOSED) if save else None,
             )
         )
         y = torch.empty((*lead, self.n), dtype=self.output, device=self.device)
-        saved = None
         p.x.data, p.x.ld = x.data_ptr(), x.stride(0)
         p.y.data, p.weight.data = y.data_ptr(), weight.data_ptr()
         if bias is not None:
@@ -137,15 +155,16 @@ class Plan:
         if save:
             saved = operand.memory(p.saved.bytes, self.device)
             p.saved.data = saved.data_ptr()
-        self._run(_runtime.fp8_layer_fprop, p)
+        self._run(_runtime.fp8_layer_fprop, p, history)
         pool.append(p)
         return y, saved
 
-    def backward(self, dy, saved, weight, copies, dw, dbias, lead):
+    def backward(self, dy, saved, weight, copies, dw, dbias, lead, history=NO_HISTORY):
         """dx[*lead, K], or None without a weight; fills dw = (tensor, 1: add to it) and dbias."""
         dw, accumulate = dw
         want = (abi.ROW if weight is not None else 0) | (abi.TRANSPOSED if dw is not None else 0)
-        code = ("backward", want, copies, dbias is None, accumulate, dw is None or dw.dtype)
+        quantized = dw is not None and not self.saves_x
+        code = ("backward", want, copies, dbias is None, dw is None or dw.dtype)
         pool = self._pool(code)
         p = (
             pool.pop()
@@ -153,33 +172,37 @@ class Plan:
             else _Prepared(
                 abi.BackwardArgs,
                 dy=_tensor(self.m, self.n, torch.bfloat16),
-                saved=self._x() if dw is not None else None,
+                saved=self._x() if quantized else None,
+                x=_tensor(self.m, self.k, torch.bfloat16) if dw is not None and self.saves_x else None,
                 weight=self._w(copies) if weight is not None else None,
-                grad=_operand(0, 0, self.m, self.n, want or abi.ROW),
+                grad=self._empty(self.n, want or abi.ROW),
                 dbias=None if dbias is None else _tensor(1, self.n, torch.float32),
                 dw=None if dw is None else _tensor(self.n, self.k, dw.dtype),
                 dx=None if weight is None else _tensor(self.m, self.k, self.grad_input),
             )
         )
         dx = None
-        p.args.accumulate_dw = p.args.accumulate_dbias = accumulate
+        p.args.accumulate_dw = accumulate
         p.dy.data, p.dy.ld = dy.data_ptr(), dy.stride(0)
-        if dw is not None:
+        if quantized:
             saved = operand.aligned(saved)
             p.saved.data = saved.data_ptr()
+        elif dw is not None:
+            p.x.data, p.x.ld = saved.data_ptr(), saved.stride(0)
+        if dw is not None:
             p.dw.data, p.dw.ld = dw.data_ptr(), dw.stride(0)
         if weight is not None:
             dx = torch.empty((*lead, self.k), dtype=self.grad_input, device=self.device)
             p.weight.data, p.dx.data = weight.data_ptr(), dx.data_ptr()
         if dbias is not None:
             p.dbias.data = dbias.data_ptr()
-        self._run(_runtime.fp8_layer_backward, p, p.grad)
+        self._run(_runtime.fp8_layer_backward, p, history, p.grad)
         pool.append(p)
         return dx
 
     # The parts of backward, for those who put something between them.
 
-    def quantize_dy(self, dy, copies, dbias):
+    def quantize_dy(self, dy, copies, dbias, history=NO_HISTORY):
         """Bytes of dy's operand; fills dbias[N] fp32 if that is given."""
         copies = copies or abi.ROW
         pool = self._pool(("quantize_dy", copies, dbias is None))
@@ -189,7 +212,7 @@ class Plan:
             else _Prepared(
                 abi.QuantizeDyArgs,
                 dy=_tensor(self.m, self.n, torch.bfloat16),
-                grad=_operand(0, 0, self.m, self.n, copies),
+                grad=self._empty(self.n, copies),
                 dbias=None if dbias is None else _tensor(1, self.n, torch.float32),
             )
         )
@@ -198,25 +221,32 @@ class Plan:
         p.dy.data, p.dy.ld, p.grad.data = dy.data_ptr(), dy.stride(0), grad.data_ptr()
         if dbias is not None:
             p.dbias.data = dbias.data_ptr()
-        self._run(_runtime.fp8_layer_quantize_dy, p)
+        self._run(_runtime.fp8_layer_quantize_dy, p, history)
         pool.append(p)
         return grad
 
-    def wgrad(self, saved, grad, copies, dw):
-        """dw[N,K] of saved and of dy's operand, which has `copies`."""
+    def wgrad(self, saved, grad, copies, dw, dy):
+        """dw[N,K] of saved and of dy's operand, which has `copies`, or of dy itself."""
         pool = self._pool(("wgrad", copies, dw.dtype))
+        quantized = not self.saves_x
         p = (
             pool.pop()
             if pool
             else _Prepared(
                 abi.WgradArgs,
-                saved=self._x(),
-                grad=self._dy(copies),
+                saved=self._x() if quantized else None,
+                grad=self._dy(copies) if quantized else None,
+                x=None if quantized else _tensor(self.m, self.k, torch.bfloat16),
+                dy=None if quantized else _tensor(self.m, self.n, torch.bfloat16),
                 dw=_tensor(self.n, self.k, dw.dtype),
             )
         )
-        saved = operand.aligned(saved)
-        p.saved.data, p.grad.data = saved.data_ptr(), grad.data_ptr()
+        if quantized:
+            saved = operand.aligned(saved)
+            p.saved.data, p.grad.data = saved.data_ptr(), grad.data_ptr()
+        else:
+            p.x.data, p.x.ld = saved.data_ptr(), saved.stride(0)
+            p.dy.data, p.dy.ld = dy.data_ptr(), dy.stride(0)
         p.dw.data, p.dw.ld = dw.data_ptr(), dw.stride(0)
         self._run(_runtime.fp8_layer_wgrad, p)
         pool.append(p)
@@ -241,16 +271,18 @@ class Plan:
         return dx
 
 
-def quantize_weight(plan, weight, copies, data=None):
+def quantize_weight(plan, weight, copies, data=None, history=NO_HISTORY):
     """Bytes of a weight's operand; written into `data` if that is given."""
     source = matrix(weight.detach())
     if data is None:
-        data = operand.empty(plan.n, plan.k, copies, plan.device)
+        data = operand.empty(plan.n, plan.k, copies, plan.device, plan.w_scalings)
     tensor = abi.Tensor(source.data_ptr(), plan.n, plan.k, source.stride(0), CODE[source.dtype])
-    out = abi.Operand(ctypes.sizeof(abi.Operand), 0, data.data_ptr(), data.numel())
+    out = abi.Operand(
+        size=ctypes.sizeof(abi.Operand), data=data.data_ptr(), bytes=data.numel()
+    )
     p = _Prepared(abi.QuantizeArgs, source=tensor, operand=out)
     p.args.role, p.args.copies = abi.ROLE_W, copies
-    plan._run(_runtime.fp8_quantize, p)
+    plan._run(_runtime.fp8_quantize, p, history)
     return data
 
 

@@ -13,6 +13,7 @@ import ctypes
 import dataclasses
 import logging
 import threading
+from typing import Optional
 
 import torch
 
@@ -26,7 +27,16 @@ CODE = {
     torch.float8_e5m2: abi.E5M2,
     torch.uint8: abi.UINT8,
 }
-_SUMS = {"fast": 1, "split": 2, "256": 3, "512": 4}
+_SUMS = {None: 0, "fast": 1, "split": 2, "256": 3, "512": 4}
+_T, _R, _B = abi.BY_TENSOR, abi.BY_ROW, abi.BY_BLOCK
+# Recipe -> (row copy, transposed copy) of x and dy, and of w: what one scale is for.
+_SCALINGS = {
+    "current": ((_T, _T), (_T, _T)),
+    "delayed": ((_T, _T), (_T, _T)),
+    "rowwise": ((_R, _R), (_R, _R)),
+    "rowwise_hp_wgrad": ((_R, abi.NO_COPY), (_R, _T)),
+    "block": ((_B, _B), (abi.BY_TILE, abi.BY_TILE)),
+}
 _MIN_TOKENS = 8192
 _logger = logging.getLogger("fp8gen")
 _LEVELS = {1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO, 4: logging.DEBUG}
@@ -39,18 +49,39 @@ def _log(_, level, message):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a layer is scaled and summed; the fields of a spec's recipe and accumulation."""
+    """How a layer is scaled and summed; the fields of a spec's recipe and accumulation.
+
+    None: the spec's default. name: "current", "delayed", "rowwise", "rowwise_hp_wgrad" or "block".
+    """
 
     name: str = "current"
-    format: str = "hybrid"  # x and w E4M3, dy E5M2; "e4m3": all E4M3
-    power_of_two: bool = False
-    fprop: str = "fast"  # accumulation of each product: "fast", "split", "256" or "512"
-    dgrad: str = "split"
-    wgrad: str = "split"
+    format: Optional[str] = None  # "hybrid": x and w E4M3, dy E5M2; "e4m3": all E4M3
+    power_of_two: Optional[bool] = None
+    fprop: Optional[str] = None  # sums: "fast", "split", "256" or "512"
+    dgrad: Optional[str] = None
+    wgrad: Optional[str] = None
+    history_length: int = 1024  # of "delayed", like the next three
+    algo: str = "max"
+    margin: int = 0
+    calibrate: bool = False
+
+    def __post_init__(self):
+        if self.name not in _SCALINGS:
+            raise ValueError(f"recipe is '{self.name}'; there are {', '.join(_SCALINGS)}")
+
+    @property
+    def by_tensor(self):
+        """One scale for all of a tensor."""
+        return self.name in ("current", "delayed")
 
     @property
     def dy_dtype(self):
-        return abi.E5M2 if self.format == "hybrid" else abi.E4M3
+        hybrid = self.by_tensor if self.format is None else self.format == "hybrid"
+        return abi.E5M2 if hybrid else abi.E4M3
+
+    def scalings(self, role):
+        """(row copy, transposed copy) of an operand."""
+        return _SCALINGS[self.name][role == abi.ROLE_W]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +100,10 @@ class Key:
 
     def description(self, tokens):
         recipe = self.recipe
+        delayed = recipe.name == "delayed"
+        switch = abi.DEFAULT
+        if recipe.power_of_two is not None:
+            switch = abi.ON if recipe.power_of_two else abi.OFF
         return abi.LayerDescription(
             size=ctypes.sizeof(abi.LayerDescription),
             has_bias=self.bias,
@@ -82,9 +117,13 @@ class Key:
             fprop=_SUMS[recipe.fprop],
             dgrad=_SUMS[recipe.dgrad],
             wgrad=_SUMS[recipe.wgrad],
-            power_of_two=recipe.power_of_two,
+            power_of_two=switch,
             recipe=recipe.name.encode(),
-            format=recipe.format.encode(),
+            format=recipe.format.encode() if recipe.format else None,
+            history_length=recipe.history_length if delayed else 0,
+            algo=recipe.algo.encode() if delayed else None,
+            margin=recipe.margin if delayed else 0,
+            calibrate=recipe.calibrate if delayed else 0,
         )
 
 

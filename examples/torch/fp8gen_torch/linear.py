@@ -27,11 +27,15 @@ from .states import State, check, state_of
 
 
 def _forward(state, plan, x, weight, bias, y_dtype, save, want_dx):
-    """(y, saved or None)"""
-    w, copies = state.weight(plan, weight, abi.BOTH if want_dx and state.keep else abi.ROW, True)
+    """(y, saved or None); without any gradient wanted it is an evaluation."""
+    history = state.history(plan, save or want_dx)
+    want = abi.BOTH if want_dx and state.keep else abi.ROW
+    w, copies = state.weight(plan, weight, want, True, history)
     if bias is not None:
         bias = bias.to(torch.bfloat16).contiguous()
-    y, saved = plan.fprop(matrix(x, torch.bfloat16), w, copies, bias, x.shape[:-1], save)
+    y, saved = plan.fprop(
+        matrix(x, torch.bfloat16), w, copies, bias, x.shape[:-1], save, history
+    )
     return (y if y.dtype is y_dtype else y.to(y_dtype)), saved
 
 
@@ -49,12 +53,14 @@ def _backward(state, plan, dy, saved, weight, like, want, main_grad):
         dw = main_grad
     elif want_dw:
         dw = torch.empty((plan.n, plan.k), dtype=plan.grad_weight, device=plan.device)
-    if want_dbias:  # one flag says for both whether they are added to
-        new = torch.zeros if add else torch.empty
-        dbias = new(plan.n, dtype=torch.float32, device=plan.device)
+    if want_dbias:
+        dbias = torch.empty(plan.n, dtype=torch.float32, device=plan.device)
+    history = state.history(plan, True)
     if want_dx:
-        w, copies = state.weight(plan, weight, abi.TRANSPOSED, False)
-    dx = plan.backward(matrix(dy, torch.bfloat16), saved, w, copies, (dw, int(add)), dbias, lead)
+        w, copies = state.weight(plan, weight, abi.TRANSPOSED, False, history)
+    dx = plan.backward(
+        matrix(dy, torch.bfloat16), saved, w, copies, (dw, int(add)), dbias, lead, history
+    )
     if dx is not None and dx.dtype is not x_dtype:
         dx = dx.to(x_dtype)
     if add:
@@ -114,15 +120,21 @@ def _linear_op(
     state = State.by_number(state)
     plan = state.plan(x, weight, bias, y_dtype, dw_dtype)
     y, saved = _forward(state, plan, x, weight, bias, y_dtype, save, want_dx)
-    return y, saved if save else x.new_empty(0, dtype=torch.uint8)
+    if saved is None:
+        return y, x.new_empty(0, dtype=torch.uint8)
+    return y, saved.clone() if plan.saves_x else saved  # an operator gives nothing it was given
 
 
 @_linear_op.register_fake
 def _(x, weight, bias, main_grad, state, y_dtype, dw_dtype, save, want_dx):
     n, k = weight.shape
     tokens = x.numel() // k
-    size = operand.operand_bytes(tokens, k, abi.TRANSPOSED) if save else 0
-    return (x.new_empty(*x.shape[:-1], n, dtype=y_dtype), x.new_empty(size, dtype=torch.uint8))
+    scalings = State.by_number(state).recipe.scalings(abi.ROLE_X)
+    y = x.new_empty(*x.shape[:-1], n, dtype=y_dtype)
+    if save and scalings[1] == abi.NO_COPY:
+        return y, x.new_empty(tokens, k, dtype=torch.bfloat16)
+    size = operand.operand_bytes(tokens, k, abi.TRANSPOSED, scalings) if save else 0
+    return y, x.new_empty(size, dtype=torch.uint8)
 
 
 def _backward_op(dy, saved, weight, main_grad, state, x_dtype, y_dtype, dw_dtype, has_bias, want):

@@ -1,6 +1,6 @@
 """Quantised tensors: one uint8 tensor each, laid out as runtime/fp8.h documents fp8_operand.
 
-    scales 256 bytes | row copy | transposed copy        (the copies that are wanted)
+    scales 256 bytes | its scales, row copy | its scales, transposed copy     (what is wanted)
 
 Everything but the bytes follows from role, rows, cols and copies, so that only the tensor travels
 through autograd, checkpointing and torch.compile; `struct` makes the C struct again when needed.
@@ -28,12 +28,36 @@ def copy_bytes(rows, cols):
     return _up(_up(rows, 16) * _up(cols, 128), 256)
 
 
-def operand_bytes(rows, cols, copies):
+def _part_bytes(scaling, rows, cols):
+    """A copy with the scales before it."""
+    if scaling == abi.BY_ROW:
+        count = _up(rows, 16)
+    elif scaling == abi.BY_BLOCK:
+        count = _up(cols, 128) // 128 * _up(rows, 8)
+    elif scaling == abi.BY_TILE:
+        count = _up(rows, 128) // 128 * _up(_up(cols, 128) // 128, 4)
+    else:
+        count = 0
+    return _up(4 * count, 256) + copy_bytes(rows, cols)
+
+
+def there(copies, scalings):
+    """Those of the copies that a recipe has."""
+    for copy, scaling in zip((abi.ROW, abi.TRANSPOSED), scalings):
+        if scaling == abi.NO_COPY:
+            copies &= ~copy
+    return copies
+
+
+def operand_bytes(rows, cols, copies, scalings=(abi.BY_TENSOR, abi.BY_TENSOR)):
+    copies = there(copies, scalings)
+    if not copies:
+        return 0
     size = HEADER
     if copies & abi.ROW:
-        size = size + copy_bytes(rows, cols)
+        size = size + _part_bytes(scalings[0], rows, cols)
     if copies & abi.TRANSPOSED:
-        size = size + copy_bytes(cols, rows)
+        size = size + _part_bytes(scalings[1], cols, rows)
     return size
 
 
@@ -47,9 +71,9 @@ def memory(size, device):
     return torch.frombuffer(buffer, dtype=torch.uint8, count=size, offset=skip)
 
 
-def empty(rows, cols, copies, device):
+def empty(rows, cols, copies, device, scalings=(abi.BY_TENSOR, abi.BY_TENSOR)):
     """Memory for an operand, 256-byte aligned."""
-    return memory(operand_bytes(rows, cols, copies), device)
+    return memory(operand_bytes(rows, cols, copies, scalings), device)
 
 
 def aligned(data):

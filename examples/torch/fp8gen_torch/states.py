@@ -17,7 +17,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .calls import plan_of, quantize_weight
+from . import abi
+from .calls import NO_HISTORY, plan_of, quantize_weight
+from .delayed import History
 from .layers import Key, Recipe, device_index, layer_of
 
 _IO = (torch.bfloat16, torch.float32)
@@ -39,7 +41,29 @@ def epoch():
     return _epoch
 
 
-register_optimizer_step_post_hook(lambda *_: weights_changed())
+def advance_scales(group=None):
+    """An optimizer step for the histories of recipe "delayed": the amaxes since the last one become
+    entries, and the next scales follow. Any torch.optim optimizer's step does it; call it behind
+    another's, or before it with a torch.distributed `group`: then the amaxes are first reduced over
+    its ranks, all in one all-reduce. All ranks of a group call it; tensors that did not run are
+    left alone, so it may be called twice.
+    """
+    histories = [
+        state.kept_history
+        for _, state in sorted(_states.items())
+        if state.kept_history is not None
+    ]
+    History.reduce(histories, group)
+    for history in histories:
+        history.advance()
+
+
+def _stepped(*_):
+    weights_changed()
+    advance_scales()
+
+
+register_optimizer_step_post_hook(_stepped)
 
 
 class Identity:
@@ -83,6 +107,8 @@ class State:
         # so that threads see all of it or nothing.
         self._kept = None
         self._captured = False  # a graph has written the bytes: only graphs may trust them
+        self.kept_history = None  # of recipe "delayed", from the first call on
+        self._saved_history = None  # loaded before that
 
     def __reduce__(self):  # a copy, or one from a file, starts empty and has its own number
         return State, (self.recipe, self.keep)
@@ -127,14 +153,36 @@ class State:
             layer_of(Key(*shape, bias, *dtypes, self.recipe, device_index(device)), m), m
         )
 
-    def weight(self, plan, weight, copies, forward):
+    def history(self, plan, training):
+        """What a pass is told of delayed scaling: (the C state, flags)."""
+        if self.recipe.name != "delayed":
+            return NO_HISTORY
+        kept = self.kept_history
+        if kept is None or kept.layer is not plan.layer:
+            with _quantizing:
+                saved = kept.save() if kept is not None else self._saved_history
+                self.kept_history = kept = History(plan.layer, saved)
+        return kept.handle, 0 if training else abi.CALL_EVALUATE
+
+    def save_history(self):
+        """The history of recipe "delayed" as a uint8 tensor on the CPU, None if there is none yet;
+        fp8_state.h says how it is laid out. Blocks."""
+        return self._saved_history if self.kept_history is None else self.kept_history.save()
+
+    def load_history(self, saved):
+        """Takes what save_history gave, also with another history_length. Blocks."""
+        self._saved_history = saved
+        if self.kept_history is not None and saved is not None:
+            self.kept_history.load(saved)
+
+    def weight(self, plan, weight, copies, forward, history=NO_HISTORY):
         """(bytes, copies) of the weight's operand, quantised when it has changed."""
         if type(weight) not in _PLAIN:
             if hasattr(weight, "fp8_operand"):
                 return weight.fp8_operand(copies), copies
             weight = getattr(weight, "_data", weight)
         if not self.keep:
-            return quantize_weight(plan, weight, copies), copies
+            return quantize_weight(plan, weight, copies, None, history), copies
         context = plan.context
         stream = context.stream()
         capturing = context.capturing(stream)
@@ -150,13 +198,14 @@ class State:
                 _wait_for(made_on, plan.device)
             return data, copies
         with _quantizing:
-            return self._quantize(plan, weight, copies, stream, capturing)
+            return self._quantize(plan, weight, copies, (stream, capturing), history)
 
-    def _quantize(self, plan, weight, copies, stream, capturing):
+    def _quantize(self, plan, weight, copies, where, history):
+        stream, capturing = where
         data, kept, self._kept = None, self._kept, None
         if kept is not None and kept[1] & copies == copies and kept[0].device == plan.device:
             data, copies = kept[:2]
-        data = quantize_weight(plan, weight, copies, data)
+        data = quantize_weight(plan, weight, copies, data, history)
         self._kept = data, copies, Identity(weight), stream
         self._captured = self._captured or capturing
         return data, copies

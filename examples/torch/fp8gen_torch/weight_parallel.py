@@ -86,6 +86,11 @@ class ShardState(State):
 
     def __init__(self, out_features, recipe=Recipe(), fp8_gather=False):
         super().__init__(recipe, keep=False)
+        if fp8_gather and recipe.name != "current":
+            raise ValueError(
+                f"ShardState: fp8_gather puts one scale of recipe 'current' on the wire, and the "
+                f"recipe is '{recipe.name}'; leave fp8_gather out, or take recipe 'current'"
+            )
         self.out_features, self.fp8_gather = out_features, fp8_gather
         self.amax = None  # of the whole weight, and the shard that it belongs to
         self._amax_of = None
@@ -117,14 +122,18 @@ def precompute_amax(weights, states, communicator):
         state.set_amax(weight, amax)
 
 
-def _gathered(plan, state, weight, communicator, module, copies):
-    """Bytes of the full weight's operand, from shards on the wire in FP8 or as they are."""
+def _gathered(plan, state, weight, hooks, copies, history):
+    """Bytes of the full weight's operand, from shards on the wire in FP8 or as they are.
+
+    hooks: (communicator, module)
+    """
+    communicator, module = hooks
     if state.fp8_gather:
         header, rows = state.shard(weight, communicator)
         full = communicator.weight_hook(rows, module=module)
         return operand.assemble(full, header, plan.n, plan.k, copies)
     full = communicator.weight_hook(weight.detach(), module=module)
-    return quantize_weight(plan, full[: plan.n], copies)
+    return quantize_weight(plan, full[: plan.n], copies, None, history)
 
 
 def _hooked(communicator, name, tensor):
@@ -161,12 +170,14 @@ class _WeightParallel(torch.autograd.Function):
             bias is not None,
         )
         plan = state.plan_of(x.numel() // k, x.device, (n, k), weight.dtype, like)
-        full = _gathered(plan, state, weight, communicator, module, abi.ROW)
+        history = state.history(plan, any(ctx.needs_input_grad))
+        full = _gathered(plan, state, weight, (communicator, module), abi.ROW, history)
         if bias is not None:
             ctx.bias_dtype = bias.dtype
             bias = communicator.weight_hook(bias.detach(), module=module, is_bias=True)
             bias = bias[:n].to(torch.bfloat16).contiguous()
-        y, saved = plan.fprop(matrix(x, torch.bfloat16), full, abi.ROW, bias, x.shape[:-1], save)
+        x2d = matrix(x, torch.bfloat16)
+        y, saved = plan.fprop(x2d, full, abi.ROW, bias, x.shape[:-1], save, history)
         y = _hooked(communicator, "output_hook", y.to(y_dtype))
         ctx.save_for_backward(saved, weight)
         ctx.plan, ctx.state, ctx.communicator, ctx.module = plan, state, communicator, module
@@ -180,16 +191,18 @@ class _WeightParallel(torch.autograd.Function):
         plan, communicator, module = ctx.plan, ctx.communicator, ctx.module
         want_dx, want_dw, want_dbias = ctx.needs_input_grad[:3]
         dy = matrix(_hooked(communicator, "grad_output_hook", dy), torch.bfloat16)
+        history = ctx.state.history(plan, True)
         if want_dx:
-            full = _gathered(plan, ctx.state, weight, communicator, module, abi.TRANSPOSED)
+            hooks = communicator, module
+            full = _gathered(plan, ctx.state, weight, hooks, abi.TRANSPOSED, history)
         new = {"device": dy.device}
         dbias = torch.empty(plan.n, dtype=torch.float32, **new) if want_dbias else None
         copies = (abi.ROW if want_dx else 0) | (abi.TRANSPOSED if want_dw else 0)
-        grad = plan.quantize_dy(dy, copies, dbias)
+        grad = plan.quantize_dy(dy, copies, dbias, history)
         dx = dw = handle = bias_handle = None
         if want_dw:  # first, so that its reduce-scatter runs beside dgrad
             dw = torch.empty((plan.n, plan.k), dtype=plan.grad_weight, **new)
-            plan.wgrad(saved, grad, copies, dw)
+            plan.wgrad(saved, grad, copies, dw, dy)
             dw, handle = communicator.grad_hook(dw, async_op=True, module=module)
         if want_dbias:
             dbias, bias_handle = communicator.grad_hook(

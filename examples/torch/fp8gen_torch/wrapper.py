@@ -166,6 +166,11 @@ class Fp8Weight(_Wrapper):
     # ---- FSDP2 ----
 
     def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
+        if self.recipe.name != "current":
+            raise RuntimeError(
+                f"Fp8Weight: FSDP2 gathers FP8 with one scale of recipe 'current', and the recipe is "
+                f"'{self.recipe.name}'; take recipe 'current' for sharded weights"
+            )
         amax = self._amax.get(self._data)
         if amax is None:
             amax = operand.amax_of(self._data)
