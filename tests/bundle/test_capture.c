@@ -113,7 +113,7 @@ static void capture_passes(const char *gemm)
             run_all(&side, &t, 2 * i + round + 1);
             int64_t work = cuda->captured_work;
             finish();
-            assert_true(work >= 8);
+            assert_true(work >= 6); /* three quantised tensors, three products */
         }
         drop(&t);
         cuda_close(&side);

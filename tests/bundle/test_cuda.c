@@ -162,7 +162,8 @@ static void dispatch_is_told(void **state)
     for (int pass = 0; pass < FP8_PASS_COUNT; pass++) {
         fp8_dispatch dispatch = FP8_DISPATCH_INIT;
         EXPECT_OK(fp8_layer_dispatch(side.layer, (fp8_pass)pass, 40, &dispatch));
-        assert_true(dispatch.launches >= 2);
+        bool quantises_alone = pass == FP8_PASS_WEIGHT || pass == FP8_PASS_QUANTIZE_DY;
+        assert_true(dispatch.launches >= (quantises_alone ? 1u : 2u));
         assert_true(strlen(dispatch.kernel) > 4 && strlen(dispatch.dtype) > 4 &&
                     strlen(dispatch.reason) > 4);
         bool gemm = pass == FP8_PASS_FPROP || pass == FP8_PASS_DGRAD || pass == FP8_PASS_WGRAD;
