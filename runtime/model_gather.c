@@ -69,7 +69,7 @@ static fp8_status check_update(fp8_model *model, const fp8_model_update_args *ar
     if (!args->w && model->comm)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: w is NULL", call);
     for (int i = 0; i < model->group_count; i++) {
-        if (model->groups[i].readers)
+        if (model->groups[i].readers && args->version != model->version)
             return fp8_fail(FP8_ERR_ARGUMENT,
                             "%s: the weight of layer '%s' is acquired; release it first", call,
                             model->weights[model->groups[i].first].name);

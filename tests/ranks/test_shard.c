@@ -310,13 +310,67 @@ static void test_pieces_refused(void **state)
     fp8_memory_free(context, weight.data);
 }
 
+/* A model whose creation runs out of memory anywhere leaves nothing behind; steps allocate nothing. */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    fp8_comm_options alone = FP8_COMM_OPTIONS_INIT;
+    fp8_comm *comm = NULL;
+    fp8_model_layer model_layers[2] = { FP8_MODEL_LAYER_INIT, FP8_MODEL_LAYER_INIT };
+    fp8_model_options options = FP8_MODEL_OPTIONS_INIT;
+    assert_int_equal(fp8_comm_create(context, &alone, &comm), FP8_OK);
+    model_layers[0].layer = layers[1];
+    model_layers[1].layer = layers[2];
+    options.layer_count = 2;
+    options.layers = model_layers;
+    options.context = context;
+    options.comm = comm;
+    fp8_model *model = NULL;
+    int failures = 0;
+    for (int n = 1; n < 40 && !model; n++) {
+        (void)fp8_allocation_fail_at(n);
+        fp8_status status = fp8_model_create(&options, &model);
+        (void)fp8_allocation_fail_at(0);
+        assert_true(status == FP8_OK || (status == FP8_ERR_MEMORY && !model));
+        failures += status != FP8_OK;
+    }
+    assert_non_null(model);
+    assert_true(failures >= 6);
+    uint16_t *w[] = { weight_of(1), weight_of(2) };
+    const fp8_tensor tensors[] = { { w[0], 10, 128, 128, FP8_DTYPE_BF16, 0 },
+                                   { w[1], 5, 64, 64, FP8_DTYPE_BF16, 0 } };
+    fp8_model_update_args update = FP8_MODEL_UPDATE_ARGS_INIT;
+    update.w = tensors;
+    update.call = call();
+    const fp8_call own = call();
+    for (uint64_t step = 1; step < 4; step++) {
+        const fp8_operand *weight;
+        if (step == 2) /* the first may make what the backend keeps */
+            (void)fp8_allocation_fail_at(0);
+        update.version = step;
+        assert_int_equal(fp8_model_update(model, &update), FP8_OK);
+        assert_int_equal(fp8_model_acquire(model, 1, FP8_PASS_DGRAD, &own, &weight), FP8_OK);
+        assert_int_equal(weight->copies, FP8_COPY_BOTH);
+        assert_int_equal(fp8_model_update(model, &update), FP8_OK); /* the same version */
+        update.version = step + 1;
+        assert_int_equal(fp8_model_update(model, &update), FP8_ERR_ARGUMENT);
+        assert_true(says_word("release it first"));
+        assert_int_equal(fp8_model_release(model, 1, NULL), FP8_OK);
+        assert_int_equal(fp8_model_release(model, 1, NULL), FP8_ERR_ARGUMENT);
+    }
+    assert_int_equal(fp8_allocation_fail_at(0), 0);
+    fp8_model_destroy(model);
+    fp8_comm_destroy(comm);
+    free(w[0]);
+    free(w[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_elements),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_pieces_refused),
+        cmocka_unit_test(test_rows),      cmocka_unit_test(test_elements),
+        cmocka_unit_test(test_refused),   cmocka_unit_test(test_pieces_refused),
+        cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
