@@ -10,6 +10,7 @@
  * Communicators of ours ask for the policy of no CTAs: gathers between buffers of fp8_comm_alloc, which are
  * symmetric windows, then run on copy engines. Multicast is switched off where NCCL can be told so.
  */
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,22 +60,28 @@ static fp8_status fail_late(struct nccl *nccl, const char *what)
     return fail(nccl, FP8_ERR_TIMEOUT, text);
 }
 
-/* A call on a non-blocking communicator may still be under way when it returns. */
+/* A call on a non-blocking communicator may still be under way when it returns: a thread of NCCL's launches a
+ * collective within some 10 us, less than a sleep takes, so the first millisecond only yields. */
 fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what)
 {
-    const double end = fp8_comm_clock() + nccl->comm.timeout;
+    const double start = fp8_comm_clock();
     /* Some calls on a non-blocking communicator say success and are still under way. */
     if (result == FP8_NCCL_SUCCESS && nccl->comm.is_owned)
         result = FP8_NCCL_IN_PROGRESS;
-    for (int tries = 0; result == FP8_NCCL_IN_PROGRESS; tries++) {
+    while (result == FP8_NCCL_IN_PROGRESS) {
         int state = FP8_NCCL_SUCCESS;
         result = nccl->table->get_async_error(nccl->handle, &state);
         if (result == FP8_NCCL_SUCCESS)
             result = state;
-        if (result == FP8_NCCL_IN_PROGRESS && fp8_comm_clock() > end)
+        if (result != FP8_NCCL_IN_PROGRESS)
+            break;
+        const double waited = fp8_comm_clock() - start;
+        if (waited > nccl->comm.timeout)
             return fail_late(nccl, what);
-        if (result == FP8_NCCL_IN_PROGRESS && tries > 100)
-            fp8_comm_sleep(tries > 1000 ? 1e-3 : 2e-5);
+        if (waited < 1e-3)
+            sched_yield();
+        else
+            fp8_comm_sleep(waited < 1e-1 ? 2e-5 : 1e-3);
     }
     return result == FP8_NCCL_SUCCESS ? FP8_OK : fail_nccl(nccl, result, what);
 }

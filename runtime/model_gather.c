@@ -322,8 +322,10 @@ static fp8_status bring(fp8_model *model, int index, fp8_pass pass, bool needed)
         return fp8_fail(FP8_ERR_VERSION,
                         "model: the weight of layer '%s' has no values yet; call fp8_model_update",
                         model->weights[group->first].name);
-    if (group->slot >= 0 && group->state != FP8_GROUP_AWAY)
+    if (group->slot >= 0 && group->state != FP8_GROUP_AWAY) {
+        group->state = FP8_GROUP_GATHERED; /* wanted again: no gather ahead takes its slot */
         return FP8_OK;
+    }
     FP8_TRY(take_slot(model, index, needed));
     return group->slot >= 0 ? gather(model, index, pass) : FP8_OK;
 }

@@ -83,7 +83,7 @@ static int measure_gather(struct shard_bench_rank *r, size_t bytes)
         code = open_gather(&kernels, r, r->kernels, bytes);
     struct shard_bench_item items[] = { { run_gather, &engine, 0 }, { run_gather, &kernels, 0 } };
     if (!code)
-        code = shard_bench_measure(r, items, 2, bytes < (8u << 20) ? 40 : 10);
+        code = shard_bench_measure(r, items, 2, bytes < (64u << 20) ? 40 : 10);
     if (!code) {
         struct bench_result result = {
             .bench = "shard",
@@ -129,7 +129,7 @@ static int measure_sum(struct shard_bench_rank *r, size_t bytes, fp8_dtype dtype
     int code = open_gather(&sum.memory, r, r->comm, bytes);
     struct shard_bench_item item = { run_sum, &sum, 0 };
     if (!code)
-        code = shard_bench_measure(r, &item, 1, bytes < (8u << 20) ? 40 : 10);
+        code = shard_bench_measure(r, &item, 1, bytes < (64u << 20) ? 40 : 10);
     snprintf(pass, sizeof pass, "reduce_scatter %zu MiB", bytes >> 20);
     snprintf(name, sizeof name, "reduce_scatter_%s", fp8_dtype_name(dtype));
     if (!code) {
@@ -242,7 +242,7 @@ static int measure_weight(struct shard_bench_rank *r, const struct bench_shape *
                                         { run_usable, &fp8, 0 },
                                         { run_gather, &bf16, 0 } };
     if (!code)
-        code = shard_bench_measure(r, items, 3, 10);
+        code = shard_bench_measure(r, items, 3, 20);
     for (int i = 0; !code && i < 2; i++) {
         struct bench_result result = {
             .bench = "shard",

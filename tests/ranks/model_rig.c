@@ -11,7 +11,18 @@
 #include "runtime/fp8_format.h"
 #include "runtime/internal.h"
 
-enum { LAYERS = 12, BATCHES = 2 };
+enum { LAYERS = 12, BATCHES = 2, SPANS = 512 };
+
+/* Memory of a GPU is kept for blocks of the same size: freeing it waits for everything on the device,
+ * collectives included, which must not happen while the other rank still has to come. */
+struct store {
+    struct block {
+        void *memory;
+        size_t bytes;
+        bool is_shared, is_used;
+    } * blocks;
+    int count;
+};
 
 struct side { /* of one rank, or of a reference */
     fp8_context *context;
@@ -20,6 +31,7 @@ struct side { /* of one rank, or of a reference */
     int count;
     void *workspace;
     size_t workspace_bytes;
+    struct store *store;
 };
 
 /* What a layer's passes read and write. */
@@ -40,24 +52,22 @@ uint16_t model_value(uint64_t what, int64_t index)
     return fp8_float_to_bf16(value);
 }
 
-/* Memory of the device, poisoned. */
-static void *take(const struct side *side, size_t bytes)
+static struct block *find_block(const struct side *side, size_t bytes, bool is_shared)
 {
-    void *memory = NULL;
-    if (fp8_memory_alloc(side->context, bytes, &memory) != FP8_OK ||
-        fp8_memory_fill(side->context, memory, 0xff, bytes, NULL) != FP8_OK)
-        abort();
-    return memory;
+    for (int i = 0; i < side->store->count; i++) {
+        struct block *block = &side->store->blocks[i];
+        if (!block->is_used && block->bytes == bytes && block->is_shared == is_shared)
+            return block;
+    }
+    return NULL;
 }
 
-/* Memory that the host reads and writes too: managed on a GPU. */
-static void *take_shared(const struct side *side, size_t bytes)
+/* Memory that the host reads and writes too. */
+static void *alloc_managed(const struct side *side, size_t bytes)
 {
     int (*managed)(void **, size_t, unsigned);
     void *memory = NULL, *address = NULL;
     bool pushed;
-    if (side->context->is_host)
-        return take(side, bytes);
     if (fp8_library_symbol(FP8_LIBRARY_CUDA, "cuMemAllocManaged", &address, NULL) != FP8_OK)
         abort();
     memcpy(&managed, &address, sizeof address);
@@ -65,8 +75,59 @@ static void *take_shared(const struct side *side, size_t bytes)
         managed(&memory, bytes ? bytes : 1, 1 /* attached to all streams */) != 0)
         abort();
     fp8_context_leave(side->context, pushed);
+    return memory;
+}
+
+static void *take_block(const struct side *side, size_t bytes, bool is_shared)
+{
+    struct store *store = side->store;
+    struct block *block = find_block(side, bytes, is_shared);
+    if (!block) {
+        store->blocks = realloc(store->blocks, ((size_t)store->count + 1) * sizeof *store->blocks);
+        if (!store->blocks)
+            abort();
+        block = &store->blocks[store->count++];
+        *block = (struct block){ .bytes = bytes, .is_shared = is_shared };
+        if (is_shared)
+            block->memory = alloc_managed(side, bytes);
+        else if (fp8_memory_alloc(side->context, bytes, &block->memory) != FP8_OK)
+            abort();
+    }
+    block->is_used = true;
+    return block->memory;
+}
+
+/* Memory of the device, poisoned. */
+static void *take(const struct side *side, size_t bytes)
+{
+    void *memory = NULL;
+    if (!side->context->is_host)
+        memory = take_block(side, bytes, false);
+    else if (fp8_memory_alloc(side->context, bytes, &memory) != FP8_OK)
+        abort();
+    if (fp8_memory_fill(side->context, memory, 0xff, bytes, NULL) != FP8_OK)
+        abort();
+    return memory;
+}
+
+/* The same for the host too: managed on a GPU. What was in it is done with on the device. */
+static void *take_shared(const struct side *side, size_t bytes)
+{
+    if (side->context->is_host)
+        return take(side, bytes);
+    void *memory = take_block(side, bytes, true);
     memset(memory, 0xff, bytes ? bytes : 1);
     return memory;
+}
+
+static void give_back(const struct side *side, void *memory)
+{
+    if (side->context->is_host)
+        fp8_memory_free(side->context, memory);
+    for (int i = 0; i < side->store->count; i++) {
+        if (side->store->blocks[i].memory == memory)
+            side->store->blocks[i].is_used = false;
+    }
 }
 
 static fp8_tensor tensor_of(const struct side *side, int64_t rows, int64_t cols, fp8_dtype dtype)
@@ -100,6 +161,9 @@ static uint64_t name_of(int what, int step, int layer, int rank, int batch)
 static bool open_side(struct side *side, fp8_context *context, fp8_bundle *bundle)
 {
     side->context = context;
+    side->store = calloc(1, sizeof *side->store);
+    if (!side->store)
+        return false;
     side->count = fp8_bundle_layer_count(bundle);
     for (int i = 0; i < side->count; i++) {
         size_t bytes;
@@ -121,7 +185,11 @@ static void close_side(struct side *side)
 {
     for (int i = 0; i < side->count; i++)
         fp8_layer_destroy(side->layers[i]);
-    fp8_memory_free(side->context, side->workspace);
+    give_back(side, side->workspace);
+    for (int i = 0; i < side->store->count; i++)
+        fp8_memory_free(side->context, side->store->blocks[i].memory);
+    free(side->store->blocks);
+    free(side->store);
 }
 
 static fp8_call call_of(const struct side *side)
@@ -156,7 +224,7 @@ static void drop_data(const struct side *side, struct data *d)
     void *blocks[] = { d->x.data,    d->dy.data,    d->y.data,   d->dx.data,
                        d->bias.data, d->saved.data, d->grad.data };
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
-        fp8_memory_free(side->context, blocks[i]);
+        give_back(side, blocks[i]);
 }
 
 /* ---- the reference: one rank's passes with a whole weight ---- */
@@ -216,16 +284,17 @@ static bool run_reference(const struct side *side, const struct model_case *c, i
     backward.dx = &r->d.dx;
     backward.call = call_of(side);
     good = good && fp8_layer_backward(own, &backward) == FP8_OK;
-    fp8_memory_free(side->context, w.data);
-    fp8_memory_free(side->context, weight.data);
+    good = good && fp8_stream_synchronize(side->context, NULL) == FP8_OK;
+    give_back(side, w.data);
+    give_back(side, weight.data);
     return good;
 }
 
 static void drop_reference(const struct side *side, struct reference *r)
 {
     drop_data(side, &r->d);
-    fp8_memory_free(side->context, r->dw.data);
-    fp8_memory_free(side->context, r->dbias.data);
+    give_back(side, r->dw.data);
+    give_back(side, r->dbias.data);
 }
 
 static float get(const fp8_tensor *t, int64_t i)
@@ -428,8 +497,7 @@ static bool check_grads(struct run *run, int step, int layer)
     for (int batch = 0; batch < BATCHES && good; batch++) {
         for (int rank = 0; rank < ranks && good; rank++) {
             struct reference r;
-            good = run_reference(&run->side, c, step, layer, rank, ranks, batch, &r) &&
-                   fp8_stream_synchronize(run->side.context, NULL) == FP8_OK;
+            good = run_reference(&run->side, c, step, layer, rank, ranks, batch, &r);
             for (int64_t i = 0; i < rows * k; i++) {
                 float value = get(&r.dw, run->first[layer] * k + i);
                 sums[i] = rank == 0 ? value : sums[i] + value;
@@ -469,11 +537,26 @@ static bool check_grads(struct run *run, int step, int layer)
     return good;
 }
 
+/* How often weights were gathered since the trace began. */
+static int count_gathers(struct run *run)
+{
+    fp8_model_span spans[SPANS];
+    int32_t count = SPANS;
+    int gathers = 0;
+    if (fp8_model_spans(run->model, spans, &count) != FP8_OK || count == SPANS ||
+        fp8_model_trace(run->model, 0, NULL) != FP8_OK)
+        return -1;
+    for (int32_t i = 0; i < count; i++)
+        gathers += strcmp(spans[i].what, "all_gather") == 0;
+    return gathers;
+}
+
 static void one_step(struct run *run, int step)
 {
     struct rank *rank = run->rank;
     struct data d[BATCHES][LAYERS];
     rank_check(rank, update(run, step));
+    rank_check(rank, !run->c->gathers || fp8_model_trace(run->model, SPANS, NULL) == FP8_OK);
     for (int batch = 0; batch < BATCHES; batch++) {
         for (int i = 0; i < run->side.count; i++)
             rank_check(rank, forward(run, step, i, batch, &d[batch][i]));
@@ -495,6 +578,7 @@ static void one_step(struct run *run, int step)
     }
     rank_check(rank, fp8_model_join(run->model, NULL) == FP8_OK);
     rank_check(rank, fp8_comm_wait(rank->comm, NULL) == FP8_OK);
+    rank_check(rank, !run->c->gathers || count_gathers(run) == run->c->gathers);
     for (int i = 0; i < run->side.count; i++) {
         rank_check(rank, is_hooked(run, i) || check_grads(run, step, i));
         for (int batch = 0; batch < BATCHES; batch++)
@@ -510,7 +594,7 @@ static void drop_run(struct run *run)
                               &run->hooked.w[i],    &run->hooked.bias[i], &run->hooked.dw[i],
                               &run->hooked.dbias[i] };
         for (size_t j = 0; j < sizeof all / sizeof all[0]; j++)
-            fp8_memory_free(run->side.context, all[j]->data);
+            give_back(&run->side, all[j]->data);
     }
     fp8_model_destroy(run->model);
     close_side(&run->side);

@@ -22,6 +22,7 @@ struct model_case {
     int with_hooks; /* odd layers get weights and gradients from hooks */
     int give_bias;  /* 1: bias by update; 0: by fprop */
     int caller_dw;  /* whole accumulators of the caller, reduced with the last micro-batch */
+    int gathers;    /* of groups that a step makes; 0: not counted */
 };
 
 void model_body(struct rank *rank); /* rank->user is a model_case */

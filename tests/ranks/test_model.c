@@ -69,6 +69,15 @@ static void test_slots(void **state)
         run(2, (struct model_case){ .tokens = 5, .steps = 1, .slots = slots, .give_bias = 1 });
 }
 
+/* Two slots, six layers, twice forward and backward: six gathers, then always the four whose weights are not
+ * there at the turn; with three slots three. */
+static void test_gathers(void **state)
+{
+    (void)state;
+    run(2, (struct model_case){ .tokens = 5, .steps = 2, .slots = 2, .gathers = 6 + 4 + 4 + 4 });
+    run(2, (struct model_case){ .tokens = 5, .steps = 1, .slots = 3, .gathers = 6 + 3 + 3 + 3 });
+}
+
 static void test_without_prefetch(void **state)
 {
     (void)state;
@@ -131,6 +140,7 @@ int main(void)
         cmocka_unit_test(test_kept),
         cmocka_unit_test(test_groups),
         cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_gathers),
         cmocka_unit_test(test_without_prefetch),
         cmocka_unit_test(test_average),
         cmocka_unit_test(test_no_tokens),
