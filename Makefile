@@ -39,7 +39,7 @@ install:
 
 golden:
 	@tools/build.sh all
-	@tests/golden/update.sh
+	@bash tests/golden/update.sh
 	@FP8_TEST_UPDATE=1 $(BUILD)/tests/house_readme
 	@FP8_TEST_UPDATE=1 FP8GEN=$(abspath $(BUILD))/bin/fp8gen bash tests/house/test_readme_commands.sh
 

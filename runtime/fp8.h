@@ -22,6 +22,7 @@
  *   - Contexts, bundles and layers may be used from many threads at once. One workspace serves one
  *     stream at a time.
  *
+ * Beside it: fp8_state.h (recipe "delayed"), fp8_comm.h (communicators), fp8_model.h (weight parallel).
  * This header includes only stdint and stddef, so that it fits into any build.
  */
 #ifndef FP8_H

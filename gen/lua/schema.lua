@@ -186,7 +186,7 @@ schema.scopes = {
     mesh = {
         {
             name = "tensor", type = "integer", min = 1, max = 1, default = 1,
-            doc = "ranks that share a layer's features; this version plans for one",
+            doc = "ranks that share a layer's features; 1: layers are not cut along their features",
         },
         {
             name = "fsdp", type = "integer", min = 1, max = schema.max_ranks, default = 1,
