@@ -227,6 +227,8 @@ typedef struct fp8_model_options {
     uint32_t keep;  /* 0: backward gathers again. 1: a group stays gathered until the next update */
     uint32_t average;     /* reduce-scatter: 0 sums, 1 averages over ranks */
     uint32_t no_prefetch; /* 1: only fp8_model_gather starts gathers ahead */
+    int32_t comm_sms;     /* SMs that dgrad leaves to a reduce-scatter beside it; 0: none */
+    uint32_t reserved0;
     const char
         *hash; /* compared over ranks at create, with the layers' shapes and recipes: the bundle's
                           * spec_hash; NULL: none */
@@ -235,7 +237,7 @@ typedef struct fp8_model_options {
 
 #define FP8_MODEL_OPTIONS_INIT                                                                     \
     {                                                                                              \
-        sizeof(fp8_model_options), 0, NULL, NULL, NULL, 0, 0, 0, 0, NULL,                          \
+        sizeof(fp8_model_options), 0, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, NULL,                    \
         {                                                                                          \
             0, 0, 0, 0                                                                             \
         }                                                                                          \

@@ -108,8 +108,8 @@ static fp8_status check_options(const fp8_model_options *options)
 {
     if (!options)
         return fp8_fail(FP8_ERR_ARGUMENT, "model_create: options is NULL");
-    if (options->size != sizeof *options || options->reserved[0] || options->reserved[1] ||
-        options->reserved[2] || options->reserved[3])
+    if (options->size != sizeof *options || options->reserved0 || options->reserved[0] ||
+        options->reserved[1] || options->reserved[2] || options->reserved[3])
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "model_create: options->size is %u, this library's is %zu, and reserved "
                         "words are 0; start from FP8_MODEL_OPTIONS_INIT",
@@ -126,6 +126,11 @@ static fp8_status check_options(const fp8_model_options *options)
     FP8_TRY(fp8_check_flag("model_create", "keep", options->keep));
     FP8_TRY(fp8_check_flag("model_create", "average", options->average));
     FP8_TRY(fp8_check_flag("model_create", "no_prefetch", options->no_prefetch));
+    if (options->comm_sms < 0)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "model_create: comm_sms is %d; pass the SMs that dgrad leaves to a "
+                        "reduce-scatter, or 0",
+                        options->comm_sms);
     if (options->comm && options->comm->context != options->context)
         return fp8_fail(FP8_ERR_ARGUMENT, "model_create: comm is of another context");
     for (int32_t i = 0; i < options->layer_count; i++)
@@ -282,6 +287,7 @@ static fp8_status plan_model(const fp8_model_options *options, fp8_model **model
     made->keep = options->keep;
     made->average = options->average;
     made->prefetch = !options->no_prefetch;
+    made->comm_sms = options->comm_sms;
     made->weight_count = options->layer_count;
     for (int i = 0; i < made->weight_count; i++) {
         fp8_status status = describe_weight(made, &options->layers[i], &made->weights[i]);

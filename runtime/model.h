@@ -76,6 +76,7 @@ struct fp8_model {
     fp8_comm *comm; /* NULL: hooks only */
     int32_t rank, ranks;
     bool keep, average, prefetch;
+    int32_t comm_sms; /* that dgrad leaves to a reduce-scatter */
     int weight_count, group_count, slot_count;
     struct fp8_model_weight *weights;
     struct fp8_model_group *groups;

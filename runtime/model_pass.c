@@ -102,6 +102,7 @@ struct backward {
     struct fp8_model_grad *grad; /* NULL: nothing of the model's */
     fp8_tensor dw, dbias;        /* whole; data NULL: not wanted */
     fp8_tensor dy;
+    bool is_reducing; /* a reduce-scatter runs beside dgrad */
 };
 
 static bool wants_dw(const struct backward *b)
@@ -214,6 +215,10 @@ static fp8_status dgrad(struct backward *b)
     args.grad = passes->grad;
     args.dx = passes->dx;
     args.call = passes->call;
+    if (b->is_reducing && b->model->comm_sms > 0) {
+        const int32_t sms = fp8_sms_of_call(b->model->context, passes->call.max_sms);
+        args.call.max_sms = (int32_t)fp8_max_i64(1, sms - b->model->comm_sms);
+    }
     args.dy = b->weight->plan->is_bf16 ? &b->dy : NULL;
     FP8_TRY(
         fp8_model_hold(b->model, b->layer, FP8_PASS_DGRAD, &passes->call, &args.weight, &args.w));
@@ -366,6 +371,7 @@ static fp8_status reduce(struct backward *b)
     for (size_t i = 0; i < count; i++)
         FP8_TRY(deliver(b, &all[i], parts[i].recv));
     fp8_model_end(model, span, model->stream);
+    b->is_reducing = true;
     return fp8_mark_record(model, &b->grad->free, model->stream);
 }
 

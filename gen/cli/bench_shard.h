@@ -12,7 +12,7 @@ enum { SHARD_BENCH_ITEMS = 4, SHARD_BENCH_LAYERS = 4096, SHARD_BENCH_SPANS = 163
 
 struct shard_bench_values {
     struct cli_list shapes, cases;
-    int64_t rounds, ranks, tokens, blocks, mib;
+    int64_t rounds, ranks, tokens, blocks, mib, comm_sms;
     bool json;
     const char *device, *grad_weight, *trace, *source_hash, *template_dir, *tuning, *gemm;
 };

@@ -192,6 +192,7 @@ static int open_model(struct step *s)
     wanted.context = s->r->rank->device.context;
     wanted.comm = s->r->comm;
     wanted.average = 1;
+    wanted.comm_sms = (int32_t)s->r->bench->values->comm_sms;
     fp8_status status = fp8_model_measure(&wanted, &bytes);
     if (!status)
         status = fp8_model_create(&wanted, &s->model);
@@ -352,7 +353,8 @@ static void print_rows(struct step *s, const struct shard_bench_item *items)
             .launches = -1,
         };
         json_t *more = json_pack(
-            "{s:i, s:i, s:i, s:f, s:f, s:I, s:s}", "ranks", s->r->rank->ranks, "layers", s->count,
+            "{s:i, s:i, s:i, s:i, s:f, s:f, s:I, s:s}", "comm_sms",
+            (int)s->r->bench->values->comm_sms, "ranks", s->r->rank->ranks, "layers", s->count,
             "blocks", s->count / s->shape_count, "exposed_ms", 1e3 * (sharded - alone),
             "times_alone", alone > 0 ? sharded / alone : 0.0, "pool_bytes",
             (json_int_t)s->pool_bytes, "grad_weight", fp8_dtype_name(s->shapes[0].info.dw_dtype));

@@ -397,6 +397,10 @@ static bool make_model(struct run *run)
     options.no_prefetch = c->no_prefetch;
     options.hash = "0123";
     fp8_model_bytes bytes = { .size = sizeof bytes };
+    options.comm_sms = -1;
+    if (fp8_model_measure(&options, &bytes) != FP8_ERR_ARGUMENT || !says("comm_sms is -1", NULL))
+        return false;
+    options.comm_sms = c->comm_sms;
     if (fp8_model_measure(&options, &bytes) != FP8_OK || bytes.pool < bytes.shards + bytes.slots)
         return false;
     return fp8_model_create(&options, &run->model) == FP8_OK;

@@ -17,7 +17,7 @@ struct model_case {
         tokens; /* rank r has tokens - r of them, at least 0; -1: only the last rank has any (3) */
     int steps;
     uint32_t keep, average, no_prefetch;
-    int32_t slots;
+    int32_t slots, comm_sms;
     uint32_t group; /* of all layers */
     int with_hooks; /* odd layers get weights and gradients from hooks */
     int give_bias;  /* 1: bias by update; 0: by fprop */

@@ -87,7 +87,8 @@ static void test_without_prefetch(void **state)
 static void test_average(void **state)
 {
     (void)state;
-    run(3, (struct model_case){ .tokens = 16, .steps = 1, .average = 1, .give_bias = 1 });
+    run(3, (struct model_case){
+               .tokens = 16, .steps = 1, .average = 1, .give_bias = 1, .comm_sms = 2 });
 }
 
 /* Ranks without tokens still take part in everything. */
