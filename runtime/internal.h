@@ -284,7 +284,7 @@ struct fp8_kernel {
     int32_t cluster;
     int32_t shared_bytes;
     bool cooperative; /* all CTAs resident at once */
-    bool overlaps; /* may start before the kernel before it has ended */
+    bool overlaps;    /* may start before the kernel before it has ended */
     int cubin_count;
     const struct fp8_cubin *cubins;
     void *module;   /* CUmodule, set by fp8_kernel_load */

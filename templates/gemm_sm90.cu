@@ -17,14 +17,15 @@
 constexpr int bm = $bm, bn = $bn,
               bk = 128; // tile in elements; bk is also 128 bytes, one swizzle row
 constexpr int stages = $stages;
-constexpr int cluster = $cluster; // CTAs along the rows that share b
-constexpr int slices = $slices;   // CTAs of a cluster that share a tile's contraction
+constexpr int cluster = $cluster;  // CTAs along the rows that share b
+constexpr int slices = $slices;    // CTAs of a cluster that share a tile's contraction
 constexpr bool swapped = $swapped; // the tile's rows are columns of out: it multiplies b a^T
-constexpr int group = $group;     // rows of clusters in a raster group
+constexpr int group = $group;      // rows of clusters in a raster group
 constexpr bool pingpong = $pingpong;
-constexpr int partials = $partials; // 0: fast accumulation; 1, 2: split, with that many partial sums
-constexpr int run = $run;           // blocks of K in a partial sum
-constexpr bool add = $add;          // out +=
+constexpr int partials =
+    $partials;             // 0: fast accumulation; 1, 2: split, with that many partial sums
+constexpr int run = $run;  // blocks of K in a partial sum
+constexpr bool add = $add; // out +=
 // Whether scale_inv's are a vector, one for each row of a, of b.
 constexpr bool a_row_scaled = $a_row_scaled, b_row_scaled = $b_row_scaled;
 constexpr bool row_scaled = a_row_scaled || b_row_scaled;
@@ -42,7 +43,8 @@ static_assert($producer_registers + consumers * $consumer_registers <= 3 * 168, 
 static_assert(bm % (pingpong ? 64 : 128) == 0 && bn <= 256, "tile");
 static_assert(waves * accumulators + partials * accumulators <= 208, "accumulators would spill");
 static_assert(partials != 2 || waves == 1, "two partial sums serve one wave");
-static_assert(run == 1 || (partials == 1 && waves == 1), "runs are for one partial sum of one wave");
+static_assert(run == 1 || (partials == 1 && waves == 1),
+              "runs are for one partial sum of one wave");
 static_assert(!pingpong || partials == 0, "pingpong multiplies with one accumulator");
 
 //% local n = bn // 2

@@ -218,15 +218,20 @@ __device__ __forceinline__ void slab_cast(const row_call &c, const u32 (*maxima)
 }
 
 __device__ __forceinline__ void wait_for_slab(int ahead) {
-    if (ahead == 1) copy_wait<0>();
-    else if (ahead == 2) copy_wait<1>();
-    else if (ahead == 3) copy_wait<2>();
-    else copy_wait<3>();
+    if (ahead == 1)
+        copy_wait<0>();
+    else if (ahead == 2)
+        copy_wait<1>();
+    else if (ahead == 3)
+        copy_wait<2>();
+    else
+        copy_wait<3>();
 }
 
 // Slabs of `count` rows, of which a thread owns `chunks` vectors.
 template <int count, int chunks>
-__device__ __forceinline__ bool bands_in_shared(const row_call &c, shared_words &s, const u8 *shared) {
+__device__ __forceinline__ bool bands_in_shared(const row_call &c, shared_words &s,
+                                                const u8 *shared) {
     constexpr int per_band = band / count;
     int row_bytes = int(ceil_div(c.m.cols, 8)) * int(sizeof(vec8<source_t>));
     int slots = ring_bytes / (count * row_bytes);
@@ -250,7 +255,8 @@ __device__ __forceinline__ bool bands_in_shared(const row_call &c, shared_words 
         wait_for_slab(ahead);
         __syncthreads(); // this slab is there; of the one before the maxima; the one before that is cast
         fetch(slab + ahead);
-        if (slab < slabs) slab_maxima<count>(own, s.best[slab % 2], shared + place(slab), row_bytes);
+        if (slab < slabs)
+            slab_maxima<count>(own, s.best[slab % 2], shared + place(slab), row_bytes);
         if (slab < slabs && slab % per_band == per_band - 1) {
             write_columns(c, own, first_row(slab) / band, 0);
             own.clear();
@@ -269,8 +275,8 @@ __device__ __forceinline__ vec8<source_t> load_own(const row_call &c, i64 r, i64
     return count >= 8 ? load_vec8(p, c.m.width) : load_vec8_edge(p, count);
 }
 
-__device__ __forceinline__ void read_band(const row_call &c, own_columns<most_chunks> &own, shared_words &s,
-                                          i64 b) {
+__device__ __forceinline__ void read_band(const row_call &c, own_columns<most_chunks> &own,
+                                          shared_words &s, i64 b) {
     for (i64 first = 0; first < c.m.cols; first += span) {
         own.clear();
         for (int g = 0; g < band; ++g) {
@@ -331,10 +337,15 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     i64 row_bytes = ceil_div(cols, 8) * i64(sizeof(vec8<source_t>));
     constexpr i64 chunk = threads * 8; // columns
     bool found;
-    if (cols > span || 3 * row_bytes > ring_bytes) found = bands_read_twice(c, s);
-    else if (cols <= chunk / 2) found = bands_in_shared<8, 1>(c, s, shared);
-    else if (cols <= chunk) found = bands_in_shared<4, 1>(c, s, shared);
-    else if (cols <= 2 * chunk) found = bands_in_shared<2, 2>(c, s, shared);
-    else found = bands_in_shared<1, most_chunks>(c, s, shared);
+    if (cols > span || 3 * row_bytes > ring_bytes)
+        found = bands_read_twice(c, s);
+    else if (cols <= chunk / 2)
+        found = bands_in_shared<8, 1>(c, s, shared);
+    else if (cols <= chunk)
+        found = bands_in_shared<4, 1>(c, s, shared);
+    else if (cols <= 2 * chunk)
+        found = bands_in_shared<2, 2>(c, s, shared);
+    else
+        found = bands_in_shared<1, most_chunks>(c, s, shared);
     if (found && found_inf) *found_inf = 1;
 }
