@@ -178,7 +178,8 @@
  *     a_transposed, b_transposed  bool: the operand is stored [depth][rows] ([depth][cols]); of bf16
  *     accumulation      "fast" | "split" | "256" | "512" (split by cuBLASLt)
  *     stage             workspace buffer for outputs that cuBLASLt cannot write in place
- *     stage_bias        workspace buffer for a bias that must be moved for it, or null
+ *     stage_bias        workspace buffer for a bias that must be moved for it, or null; the stage of a
+ *                       pass with a bias is fp32, and the store adds the bias
  *     gemm_workspace    workspace buffer for cuBLASLt
  *     store             { "overwrite": { "kernel", "stage_dtype" },
  *                         "accumulate": the same | null }: the kernel of op "store" that copies (adds) the stage into the caller's
@@ -367,8 +368,8 @@
     X(most_recent, INT32) X(power_of_two, INT32)
 
 #define FP8_OP_ARGS_STORE(X)                                                                       \
-    X(source, POINTER) X(source_ld, INT64) X(target, POINTER) X(target_ld, INT64) X(rows, INT64)   \
-    X(cols, INT64)
+    X(source, POINTER) X(source_ld, INT64) X(bias, POINTER) X(target, POINTER)                     \
+    X(target_ld, INT64) X(rows, INT64) X(cols, INT64)
 
 #define FP8_OP_ARGS_DEQUANTIZE(X)                                                                  \
     X(source, POINTER) X(source_ld, INT64) X(scales, POINTER) X(scales_ld, INT64)                  \

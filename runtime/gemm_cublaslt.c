@@ -10,8 +10,9 @@
  *
  * The output goes in place where cuBLASLt's rules allow it (address, ld and row bytes multiples of
  * 16). Elsewhere it goes to the stage, whose rows are padded, in chunks of rows, and a store kernel
- * takes it from there: nothing outside the caller's tensor is ever touched. A 16-bit output that
- * accumulates is staged in fp32 too, so that it is rounded once.
+ * takes it from there: nothing outside the caller's tensor is ever touched. An output with a bias
+ * and a 16-bit one that accumulates are staged in fp32, and the store adds, so that they are rounded
+ * once. That is also the way of shapes and dtypes to which the library adds no bias.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -32,7 +33,8 @@ struct variant {
 };
 
 struct fp8_lt_range {
-    struct variant variants[WAY_COUNT][2][2]; /* [has_bias][unaligned]; only bf16 has unaligned */
+    /* [has_bias][unaligned]; staged has no bias, only bf16 has unaligned */
+    struct variant variants[WAY_COUNT][2][2];
     char name[96];
 };
 
@@ -131,8 +133,7 @@ static int ask_way(const struct fp8_gemm_plan *plan, int index, enum fp8_lt_way 
         problem.unaligned = unaligned;
         fill_variant(plan, plan->ranges[index].choice, way, &problem, variant);
         log_way(plan, range, way, bias, variant);
-        if (way != FP8_LT_IN_PLACE_ADD)
-            found += variant->count;
+        found += variant->count;
         if (variant->count > 0 && !asked->name[0])
             fp8_lt_name(plan->context->lt, &variant->choices[0], asked->name, sizeof asked->name);
     }
@@ -143,11 +144,14 @@ static fp8_status ask(const struct fp8_gemm_plan *plan, int index, struct fp8_lt
 {
     const struct fp8_range *range = &plan->step->gemm->ranges[index];
     FP8_TRY(fp8_lt_check_scaling(plan));
+    int in_place[2] = { 0 };
     for (int bias = 0; bias <= plan->has_bias; bias++) {
-        int found = 0;
-        for (int way = 0; way < WAY_COUNT; way++)
-            found += ask_way(plan, index, (enum fp8_lt_way)way, bias, asked);
-        if (found == 0)
+        in_place[bias] = ask_way(plan, index, FP8_LT_IN_PLACE, bias, asked);
+        (void)ask_way(plan, index, FP8_LT_IN_PLACE_ADD, bias, asked);
+    }
+    int staged = ask_way(plan, index, FP8_LT_STAGED, false, asked);
+    for (int bias = 0; bias <= plan->has_bias; bias++) {
+        if (in_place[bias] + staged == 0)
             return fp8_fail(FP8_ERR_CUBLASLT,
                             "layer '%s', %s: cuBLASLt offers no algorithm for M = %lld, N = %lld, "
                             "K = %lld (%s)%s",
@@ -266,19 +270,15 @@ static fp8_status multiply(const struct fp8_gemm_plan *plan, const struct fp8_lt
         way_names[way], reason);
 }
 
-/* A bias that is not aligned, or too short for padded columns, is moved to where it is both. */
+/* A bias that is not aligned is moved to where it is. */
 static fp8_status place_bias(const struct fp8_gemm_plan *plan, const struct fp8_frame *frame,
-                             int64_t cols, struct fp8_lt_problem *problem)
+                             struct fp8_lt_problem *problem)
 {
-    if (!problem->has_bias)
-        return FP8_OK;
-    if ((uintptr_t)problem->bias % FP8_LT_OUT_ALIGN == 0 && problem->cols == cols)
+    if (!problem->has_bias || (uintptr_t)problem->bias % FP8_LT_OUT_ALIGN == 0)
         return FP8_OK;
     void *moved = frame->address[plan->step->gemm->stage_bias];
-    if (problem->bias == moved)
-        return FP8_OK;
     FP8_TRY(fp8_copy_bytes(plan->context, moved, problem->bias,
-                           (size_t)cols * fp8_dtype_bytes(FP8_DTYPE_BF16), frame->stream));
+                           (size_t)problem->cols * fp8_dtype_bytes(FP8_DTYPE_BF16), frame->stream));
     problem->bias = moved;
     return FP8_OK;
 }
@@ -294,6 +294,7 @@ static fp8_status store_rows(const struct fp8_gemm_plan *plan, const struct fp8_
     const fp8_value store_args[FP8_STORE_ARG_COUNT] = {
         [FP8_STORE_source].p = frame->address[gemm->stage],
         [FP8_STORE_source_ld].i = frame->ld[gemm->stage],
+        [FP8_STORE_bias].p = args[FP8_GEMM_bias].p,
         [FP8_STORE_target].p = (char *)args[FP8_GEMM_out].p + first * out_ld * bytes,
         [FP8_STORE_target_ld].i = out_ld,
         [FP8_STORE_rows].i = rows,
@@ -308,7 +309,6 @@ static fp8_status run_staged(const struct fp8_gemm_plan *plan, const struct fp8_
     int stage = plan->step->gemm->stage;
     int64_t rows = args[FP8_GEMM_rows].i;
     fp8_lt_write_staged(&whole, plan, frame->address[stage], frame->ld[stage]);
-    FP8_TRY(place_bias(plan, frame, args[FP8_GEMM_cols].i, &whole));
     int64_t chunk = fp8_lt_chunk(plan, &whole, frame->rows[stage]);
     if (chunk == 0)
         return fp8_fail(FP8_ERR_INTERNAL, "layer '%s', %s: a stage of %lld rows is too small",
@@ -355,12 +355,11 @@ fp8_status fp8_lt_range_run(const struct fp8_gemm_plan *plan, int range,
     if (fits) {
         fp8_lt_write_in_place(&in_place, plan, args);
         in_place.accumulate = accumulate;
-        FP8_TRY(place_bias(plan, frame, problem.cols, &in_place));
+        FP8_TRY(place_bias(plan, frame, &in_place));
         FP8_TRY(fp8_lt_place_scales(plan, &in_place, args, 0));
         fp8_status status = multiply(plan, &in_place, way, range);
         if (status != FP8_ERR_CUBLASLT)
             return status;
-        problem.bias = in_place.bias;
     }
     return run_staged(plan, frame, args, problem, range);
 }
@@ -373,12 +372,8 @@ const char *fp8_lt_range_describe(const struct fp8_gemm_plan *plan, int range, i
     const struct fp8_buffer *stage = &plan->layer->buffers[plan->step->gemm->stage];
     int64_t chunk = fp8_max_i64(1, fp8_dim_at(&stage->rows, tokens));
     const struct fp8_lt_range *asked = plan->ranges[range].lt;
-    if (asked->variants[FP8_LT_IN_PLACE][plan->has_bias][0].count > 0 &&
-        fp8_lt_way_exists(plan, FP8_LT_IN_PLACE, rows, cols)) {
-        *launches = 1;
-    } else {
-        bool bias_moves = plan->has_bias && cols % FP8_LT_COLS_PAD != 0;
-        *launches = (uint32_t)(2 * fp8_ceil_div(rows, chunk) + bias_moves);
-    }
+    bool in_place = asked->variants[FP8_LT_IN_PLACE][plan->has_bias][0].count > 0 &&
+                    fp8_lt_way_exists(plan, FP8_LT_IN_PLACE, rows, cols);
+    *launches = in_place ? 1 : (uint32_t)(2 * fp8_ceil_div(rows, chunk));
     return asked->name;
 }

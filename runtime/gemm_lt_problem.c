@@ -124,6 +124,7 @@ void fp8_lt_write_staged(struct fp8_lt_problem *problem, const struct fp8_gemm_p
 {
     bool by_8 = semantics_of(plan)->second_scaling == FP8_SCALING_BLOCK;
     problem->accumulate = false;
+    problem->has_bias = false;
     problem->out_dtype = plan->step->gemm->overwrite.stage_dtype;
     problem->out = stage;
     problem->out_ld = stage_ld;

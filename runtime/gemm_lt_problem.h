@@ -12,7 +12,8 @@
 
 enum { FP8_LT_COLS_PAD = 16, FP8_LT_OUT_ALIGN = 16 };
 
-/* Ways to write the output; each exists without and with a bias. */
+/* Ways to write the output; those in place exist without and with a bias, of which the stage knows
+ * nothing. */
 enum fp8_lt_way { FP8_LT_IN_PLACE, FP8_LT_IN_PLACE_ADD, FP8_LT_STAGED, FP8_LT_WAY_COUNT };
 
 /* FP8_ERR_CUBLASLT: this library or device does not know the scaling. */

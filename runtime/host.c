@@ -32,6 +32,7 @@ fp8_status fp8_host_decode_table(fp8_dtype format, float values[256])
 
 struct store {
     const void *source;
+    const uint16_t *bias; /* bf16, or NULL */
     void *target;
     int64_t source_ld, target_ld, rows, cols, rows_per_item;
     fp8_semantics how;
@@ -54,6 +55,8 @@ static void store_item(void *user, int64_t index)
     for (int64_t i = first; i < last; i++) {
         for (int64_t j = 0; j < job->cols; j++) {
             float value = load_float(fp8_host_at(job->source, from, job->source_ld, i, j), from);
+            if (job->bias != NULL)
+                value += fp8_bf16_to_float(job->bias[j]);
             void *target = fp8_host_at(job->target, to, job->target_ld, i, j);
             if (job->how.accumulate)
                 value = load_float(target, to) + value;
@@ -85,6 +88,7 @@ static fp8_status run_store(struct fp8_pool *pool, const fp8_semantics *how, con
         .source = args[FP8_STORE_source].p,
         .target = args[FP8_STORE_target].p,
         .source_ld = args[FP8_STORE_source_ld].i,
+        .bias = args[FP8_STORE_bias].p,
         .target_ld = args[FP8_STORE_target_ld].i,
         .rows = args[FP8_STORE_rows].i,
         .cols = args[FP8_STORE_cols].i,

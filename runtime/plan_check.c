@@ -366,6 +366,8 @@ static fp8_status check_stage(const struct fp8_checker *c, int64_t padded)
     const struct fp8_buffer *bias = &c->plan->buffers[gemm->stage_bias];
     if (bias->dtype != FP8_DTYPE_BF16 || fp8_dim_at(&bias->cols, c->tokens) < padded)
         return fp8_plan_bad(c, FP8_GEMM_bias, "stage_bias does not hold it");
+    if (stage->dtype != FP8_DTYPE_FP32)
+        return fp8_plan_bad(c, FP8_GEMM_bias, "what it is added to in the stage is fp32");
     return FP8_OK;
 }
 

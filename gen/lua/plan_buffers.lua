@@ -99,9 +99,20 @@ local function stage_buffer(name, dtype, rows, cols, group)
     return { name = name, dtype = dtype, rows = dim(rows, rule), cols = width }
 end
 
--- cuBLASLt adds a bf16 bias to bf16 and fp32, not to fp16.
+-- A bias is added when the stage is stored: cuBLASLt adds one to some dtypes and shapes only. And it has
+-- no product of bf16 that gives fp16.
+local function stage_dtype(layer, pass, dtype)
+    local plain = recipe.of(layer).plain
+    local by_store = pass == "fprop" and layer.bias or dtype == "fp16" and plain and plain[pass]
+    return by_store and "fp32" or dtype
+end
+
 function M.y_stage_dtype(layer)
-    return layer.output == "fp16" and layer.bias and "fp32" or layer.output
+    return stage_dtype(layer, "fprop", layer.output)
+end
+
+function M.dx_stage_dtype(layer)
+    return stage_dtype(layer, "dgrad", layer.grad_input)
 end
 
 -- What quantising leaves between its launches: amaxes of the tensor, of the columns of an operand band by
@@ -141,7 +152,7 @@ local function workspace_buffers(layer, row, format)
     local group = row.w and row.w.row == "tile" and format.pad_block_scales or 1
     local list = {
         stage_buffer("y_stage", M.y_stage_dtype(layer), "M", n, group),
-        stage_buffer("dx_stage", layer.grad_input, "M", k, group),
+        stage_buffer("dx_stage", M.dx_stage_dtype(layer), "M", k, group),
         stage_buffer("dw_stage", M.DW_STAGE, n, k, group),
         { name = "gemm_workspace", dtype = "uint8", rows = 1, cols = GEMM_WORKSPACE },
     }

@@ -199,7 +199,7 @@ function M.step(c, g)
         stage = g.out .. "_stage",
         stage_bias = g.bias and "bias_stage" or null,
         gemm_workspace = "gemm_workspace",
-        store = store_of(c, g.dtype, g.stage_dtype or g.dtype, g.accumulates),
+        store = store_of(c, g.dtype, g.stage_dtype, g.accumulates),
         dispatch = dispatch(c, g, ("%s x %s -> %s"):format(g.a_dtype, g.b_dtype, g.dtype)),
     }
     for _, side in ipairs { "a", "b" } do
@@ -290,6 +290,7 @@ function M.gemms(layer)
             rows = "M",
             cols = k,
             depth = n,
+            stage_dtype = buffers.dx_stage_dtype(layer),
         },
     }
     for pass, g in pairs(gemms) do

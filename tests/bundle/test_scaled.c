@@ -1,6 +1,7 @@
 /*
  * test_scaled.c - products with scales by row and by block, and of bf16, through the fake cuBLASLt:
- * the bits of the host at any M and alignment, in place, through the stage, in chunks.
+ * the bits of the host at any M and alignment, in place, through the stage, in chunks; with a bias and
+ * of dtypes that the library refuses.
  *
  * The library works out from a product's extents where scales lie, and the fake does the same: rows
  * of a block product that are not padded, or scales of a chunk that are not moved, give other bits.
@@ -11,21 +12,24 @@ static struct fake_lt *lt;
 
 static json_t *manifest_of(const char *fields)
 {
-    char spec[1024];
+    char spec[2048];
     snprintf(spec, sizeof spec,
              "return model \"scaled\" { tokens = 300, max_tokens = 400, layers = {\n"
              "linear \"odd\" { out_features = 37, in_features = 50, bias = true, %s },\n"
              "linear \"even\" { out_features = 136, in_features = 272, %s },\n"
              "linear \"half\" { out_features = 264, in_features = 40, grad_weight = \"bf16\",\n"
-             "  output = \"fp32\", grad_input = \"fp32\", bias = true, %s } } }\n",
-             fields, fields, fields);
+             "  output = \"fp32\", grad_input = \"fp32\", bias = true, %s },\n"
+             "linear \"thin\" { out_features = 1, in_features = 80, bias = true, %s },\n"
+             "linear \"fp16\" { out_features = 48, in_features = 56, grad_weight = \"fp16\",\n"
+             "  output = \"fp16\", grad_input = \"fp16\", bias = true, %s } } }\n",
+             fields, fields, fields, fields, fields);
     return bundle_manifest_of(spec, "cublaslt");
 }
 
 static void run_all(const char *fields)
 {
-    static const char *const layers[] = { "odd", "even", "half" };
-    for (int i = 0; i < 3; i++)
+    static const char *const layers[] = { "odd", "even", "half", "thin", "fp16" };
+    for (int i = 0; i < 5; i++)
         cuda_run_shapes(manifest_of(fields), layers[i]);
 }
 

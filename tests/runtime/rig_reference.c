@@ -20,7 +20,7 @@
 
 /* ---- products ---- */
 
-enum { BLOCK = 128 };
+enum { BLOCK = 128, SAMPLES = 1000 };
 
 /* One operand: values along the contraction, without their scales; a bf16 product has none. */
 struct side {
@@ -208,14 +208,16 @@ static double bound_of(const struct judgement *judgement)
         return !p->centred ? 0.5 : p->level ? 1e-2 : 3e-2;
     bool plain = p->centred && p->level;
     double bound = fp32 ? (plain ? 2e-4 : 1e-3) : (plain ? 2e-3 : 2.5e-3);
-    return judgement->count < 1000 ? 2.5 * bound : bound; /* a few elements may all be unlucky */
+    return judgement->count < SAMPLES ? 2.5 * bound : bound; /* a few elements may all be unlucky */
 }
 
 /* Every element, or the corners, the last row and column and a random sample. */
 static void judge_all(struct judgement *judgement)
 {
     int64_t rows = judgement->p->out->t.rows, cols = judgement->p->out->t.cols;
-    int64_t budget = (rig.cuda ? 100000000 : 8000000) / (judgement->a.depth + 1) + 64;
+    int64_t budget = (rig.cuda ? 25000000 : 8000000) / (judgement->a.depth + 1) + 64;
+    if (rig.cuda && budget < SAMPLES)
+        budget = SAMPLES;
     if (rows * cols <= budget) {
         for (int64_t i = 0; i < rows; i++) {
             for (int64_t j = 0; j < cols; j++)

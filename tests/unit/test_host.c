@@ -221,14 +221,20 @@ static void store_converts_and_adds(void **state)
             make_random(how.source_dtype, random_below(50), 1 + random_below(200));
         struct matrix target = make(how.target_dtype, source.rows, source.cols,
                                     source.cols + round % 4, random_below(9));
+        struct matrix bias = make_random(FP8_DTYPE_BF16, 1, source.cols);
+        bool has_bias = round % 4 == 1;
         for (int64_t i = 0; how.accumulate && i < target.rows; i++) {
             for (int64_t j = 0; j < target.cols; j++)
                 put(&target, i, j, (float)(i - j) / 8);
         }
         fp8_value args[FP8_STORE_ARG_COUNT] = {
-            [FP8_STORE_source].p = source.data, [FP8_STORE_source_ld].i = source.ld,
-            [FP8_STORE_target].p = target.data, [FP8_STORE_target_ld].i = target.ld,
-            [FP8_STORE_rows].i = source.rows,   [FP8_STORE_cols].i = source.cols,
+            [FP8_STORE_source].p = source.data,
+            [FP8_STORE_source_ld].i = source.ld,
+            [FP8_STORE_target].p = target.data,
+            [FP8_STORE_target_ld].i = target.ld,
+            [FP8_STORE_rows].i = source.rows,
+            [FP8_STORE_cols].i = source.cols,
+            [FP8_STORE_bias].p = has_bias ? bias.data : NULL,
         };
         assert_int_equal(fp8_host_run(pool, FP8_OP_STORE, &how, args), FP8_OK);
         struct matrix one = make(how.target_dtype, 1, 1, 1, 0);
@@ -239,11 +245,15 @@ static void store_converts_and_adds(void **state)
                     put(&one, 0, 0, (float)(i - j) / 8);
                     old = get(&one, 0, 0);
                 }
-                put(&one, 0, 0, old + get(&source, i, j));
+                float value = get(&source, i, j);
+                if (has_bias)
+                    value += get(&bias, 0, j);
+                put(&one, 0, 0, old + value);
                 assert_true(get(&target, i, j) == get(&one, 0, 0));
             }
         }
         drop(&one);
+        drop(&bias);
         drop(&source);
         drop(&target);
     }

@@ -105,6 +105,7 @@ static void test_only_what_is_needed(void **state)
                                    "quantize_bf16_e4m3",
                                    "quantize_bf16_e5m2",
                                    "store_bf16_bf16",
+                                   "store_fp32_bf16",
                                    "store_fp32_fp32",
                                    "store_fp32_fp32_add",
                                    "dequantize_e4m3_tensor",
@@ -189,7 +190,7 @@ static void test_sizes(void **state)
     assert_int_equal(number_of(layer, "bias_stage", "cols"), 2560);
     /* Rows of a stage are multiples of 128 bytes, and at most 64 MiB of them. */
     assert_int_equal(number_of(layer, "y_stage", "cols"), 2560);
-    expect_dim(layer, "y_stage", "rows", "{\"of\": \"M\", \"max\": 13107}");
+    expect_dim(layer, "y_stage", "rows", "{\"of\": \"M\", \"max\": 6553}");
     assert_int_equal(number_of(layer, "dw_stage", "cols"), 1024);
     assert_int_equal(number_of(layer, "dw_stage", "rows"), 2556);
     json_decref(plan);

@@ -188,6 +188,25 @@ static bool fp8_fits(const struct op *op, const struct layout *a, const struct l
            (int64_t)d->rows * element % 16 == 0 && scales_fit(op, d);
 }
 
+/* The library multiplies bf16 into bf16 and fp32 only. */
+static bool bf16_fits(const struct op *op, const struct layout *a, const struct layout *b,
+                      const struct layout *d)
+{
+    return a->type == CUDA_R_16BF && b->type == CUDA_R_16BF && d->type != CUDA_R_16F &&
+           !op->a_scale && !op->b_scale && !op->fast && op->a_mode == SCALAR &&
+           op->b_mode == SCALAR;
+}
+
+/* Of the dtype of D, but bf16 for FP8 into fp32; with scales by row not for a D of 16 columns, for
+ * which the library has nothing at a depth of 6144. */
+static bool bias_fits(const struct op *op, const struct layout *a, const struct layout *d)
+{
+    bool bf16 = d->type == CUDA_R_16BF || (d->type == CUDA_R_32F && is_fp8(a->type));
+    return op->epilogue == CUBLASLT_EPILOGUE_BIAS &&
+           op->bias_type == (int32_t)(bf16 ? CUDA_R_16BF : d->type) &&
+           !(op->a_mode == ROWS && d->rows <= 16);
+}
+
 static uint64_t depth_of(cublasOperation_t op, const struct layout *layout, bool along)
 {
     return (op == CUBLAS_OP_N) == along ? layout->rows : layout->cols;
@@ -198,16 +217,11 @@ static bool shape_fits(const struct op *op, const struct layout *a, const struct
                        const struct layout *d)
 {
     uint64_t m = depth_of(op->a_op, a, true), k = depth_of(op->a_op, a, false);
-    bool kinds = is_fp8(a->type) ? fp8_fits(op, a, b, d)
-                                 : a->type == CUDA_R_16BF && b->type == CUDA_R_16BF &&
-                                       !op->a_scale && !op->b_scale && !op->fast &&
-                                       op->a_mode == SCALAR && op->b_mode == SCALAR;
+    bool kinds = is_fp8(a->type) ? fp8_fits(op, a, b, d) : bf16_fits(op, a, b, d);
     return kinds && !is_fp8(d->type) && m == d->rows && k > 0 && m > 0 && d->cols > 0 &&
            depth_of(op->b_op, b, true) == k && depth_of(op->b_op, b, false) == d->cols &&
            a->ld >= (int64_t)a->rows && b->ld >= (int64_t)b->rows && d->ld >= (int64_t)d->rows &&
-           (op->epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
-            (op->epilogue == CUBLASLT_EPILOGUE_BIAS &&
-             op->bias_type == (d->type == CUDA_R_16F ? CUDA_R_16F : CUDA_R_16BF)));
+           (op->epilogue == CUBLASLT_EPILOGUE_DEFAULT || bias_fits(op, a, d));
 }
 
 static bool aligned(const void *pointer, uintptr_t to)
