@@ -307,6 +307,8 @@ static void scales_by_row(void **state)
         PRODUCT(E4M3, E4M3, FP32, ROW, ROW, 129, 144, 1000, .bias = true),
         PRODUCT(E4M3, E4M3, BF16, ROW, ROW, 1, 16, 16, .fast = false),
         PRODUCT(E4M3, E4M3, BF16, ROW, ROW, 17, 4096, 4096, .fast = true),
+        PRODUCT(E4M3, E4M3, FP32, ROW, ROW, 1024, 16, 6144, .fast = true),
+        PRODUCT(E4M3, E4M3, BF16, ROW, ROW, 1024, 16, 6144, .bias = true, .asked_only = true),
         PRODUCT(E5M2, E4M3, BF16, ROW, ROW, 256, 384, 512, .asked_only = true),
         PRODUCT(E4M3, E4M3, FP16, ROW, ROW, 256, 384, 512, .asked_only = true),
         PRODUCT(E4M3, E4M3, BF16, ROW, TENSOR, 256, 384, 512, .asked_only = true),
@@ -330,6 +332,7 @@ static void scales_by_block(void **state)
         PRODUCT(E4M3, E4M3, FP32, BLOCK, BLOCK, 256, 384, 512, .accumulate = true),
         PRODUCT(E4M3, E4M3, FP32, BLOCK, BLOCK, 136, 40, 300, .accumulate = true),
         PRODUCT(E4M3, E4M3, FP32, BLOCK, BLOCK, 8, 8, 1, .fast = false),
+        PRODUCT(E4M3, E4M3, FP32, BLOCK, TILE, 1024, 16, 6144, .fast = false),
         PRODUCT(E4M3, E4M3, BF16, BLOCK, BLOCK, 264, 520, 4100, .fast = false),
         /* would they go without padding? */
         PRODUCT(E4M3, E4M3, BF16, BLOCK, TILE, 132, 384, 512, .asked_only = true),
@@ -365,6 +368,12 @@ static void bf16_in_any_layout(void **state)
             check(&p);
         }
     }
+    static const struct product refused[] = {
+        PRODUCT(BF16, BF16, FP32, NONE, NONE, 16, 256, 384, .bias = true, .asked_only = true),
+        PRODUCT(BF16, BF16, FP16, NONE, NONE, 16, 256, 384, .asked_only = true),
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
+        check(&refused[i]);
     assert_int_equal(failures, 0);
 }
 
