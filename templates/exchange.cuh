@@ -138,6 +138,7 @@ __device__ __forceinline__ void consume(const output &out, const scales &s,
         tile_at tile = tiles_of(e).at(t);
         int m = tile.m * bm, n = tile.n * bn;
         add_up(s, out, base, swapped ? n : m, swapped ? m : n);
+        __syncwarp(); // its lanes took unequal ways, and the barrier is the warp's
         cluster_sync();
     }
 }

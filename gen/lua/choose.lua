@@ -16,7 +16,7 @@ local M = {}
 
 local KEPT = 3 -- configurations of a kind of GEMM
 local WORTH = 0.03 -- of the time that another one must save on average
-local CLEARLY = 1.10 -- cuBLASLt comes first where a generated kernel takes that much longer
+local CLEARLY = 1.03 -- cuBLASLt comes first where a generated kernel takes that much longer
 local USUAL = 8 -- weight of the range that holds the usual tokens, on 1 for another
 
 local range_ends = { 16, 64, 256, 1024, 4096 } -- of M, for one choice each

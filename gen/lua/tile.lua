@@ -7,8 +7,8 @@
 -- The model: clusters of CTAs take tiles in waves. A CTA spends `us` on every 128 of the contraction, less
 -- when few SMs are at work. Then the tile leaves: in a cooperative kernel while nothing multiplies; in a
 -- pingpong kernel under the next tile, of which it takes a little. In large problems power, not the kernel,
--- sets the speed. The constants are fitted to tests/bench/results/gemm.jsonl (one H200 SXM, random data,
--- sustained clocks); tests/unit/test_tile.c replays it.
+-- sets the speed. The constants are fitted to runs of `fp8gen bench gemm` on one H200 SXM (random data,
+-- sustained clocks); tests/unit/test_tile.c replays the one in tests/bench/results.
 
 local M = {}
 
@@ -53,39 +53,39 @@ local function row(name, producer, consumer, us, only)
 end
 
 M.configurations = {
-    row("pp128x192c2s4g8", 24, 240, 0.602, "narrow"),
-    row("pp128x192c1s4g8", 24, 240, 0.594, "narrow"),
-    row("pp128x160c2s5g8", 24, 240, 0.522, "wide"),
-    row("pp128x128c2s6g8", 40, 232, 0.436),
+    row("pp128x192c2s4g8", 24, 240, 0.614, "narrow"),
+    row("pp128x192c1s4g8", 24, 240, 0.603, "narrow"),
+    row("pp128x160c2s5g8", 24, 240, 0.507, "wide"),
+    row("pp128x128c2s6g8", 40, 232, 0.424),
     row("pp128x128c1s6g8", 40, 232, 0.405),
-    row("pp64x256c1s4g8", 40, 232, 0.406),
-    row("pp64x128c1s8g8", 40, 232, 0.207),
-    row("pp64x64c1s12g8", 40, 232, 0.149),
-    row("co128x256c1s4g8", 40, 232, 0.974),
-    row("co128x256c2s4g8", 40, 232, 0.902),
-    row("co256x128c2s4g8", 40, 232, 0.935),
-    row("co128x192c1s4g8", 40, 232, 0.640),
-    row("co128x128c1s6p2g8", 40, 232, 0.370),
-    row("co128x128c2s6p2g8", 40, 232, 0.385),
-    row("co128x64c1s8p2g8", 40, 232, 0.185),
-    row("co128x192c2s4p1g8", 40, 232, 0.569),
-    row("co128x128c1s6p1g8", 40, 232, 0.420),
-    row("ex128x128c1s4k2g8", 40, 232, 0.430),
-    row("ex128x128c1s4k4g8", 40, 232, 0.430),
-    row("ex128x128c1s4k8g8", 40, 232, 0.430),
-    row("sw128x64c1s7k2g8", 40, 232, 0.250),
+    row("pp64x256c1s4g8", 40, 232, 0.420),
+    row("pp64x128c1s8g8", 40, 232, 0.218),
+    row("pp64x64c1s12g8", 40, 232, 0.160),
+    row("co128x256c1s4g8", 40, 232, 0.835),
+    row("co128x256c2s4g8", 40, 232, 0.830),
+    row("co256x128c2s4g8", 40, 232, 0.845),
+    row("co128x192c1s4g8", 40, 232, 0.611),
+    row("co128x128c1s6p2g8", 40, 232, 0.384),
+    row("co128x128c2s6p2g8", 40, 232, 0.405),
+    row("co128x64c1s8p2g8", 40, 232, 0.279),
+    row("co128x192c2s4p1g8", 40, 232, 0.628),
+    row("co128x128c1s6p1g8", 40, 232, 0.423),
+    row("ex128x128c1s4k2g8", 40, 232, 0.460),
+    row("ex128x128c1s4k4g8", 40, 232, 0.460),
+    row("ex128x128c1s4k8g8", 40, 232, 0.460),
+    row("sw128x64c1s7k2g8", 40, 232, 0.270),
     row("sw128x64c1s7k4g8", 40, 232, 0.250),
-    row("sw128x32c1s8k4g8", 40, 232, 0.180),
-    row("sw128x16c1s8k4g8", 40, 232, 0.160),
-    row("sw128x16c1s8k8g8", 40, 232, 0.160),
-    row("ex128x128c1s4p2k2g8", 40, 232, 0.390),
-    row("ex128x128c1s4p2k4g8", 40, 232, 0.390),
-    row("ex128x128c1s4p2k8g8", 40, 232, 0.390),
-    row("sw128x64c1s7p2k2g8", 40, 232, 0.250),
-    row("sw128x64c1s7p2k4g8", 40, 232, 0.250),
-    row("sw128x32c1s8p2k4g8", 40, 232, 0.180),
-    row("sw128x16c1s8p2k4g8", 40, 232, 0.160),
-    row("sw128x16c1s8p2k8g8", 40, 232, 0.160),
+    row("sw128x32c1s8k4g8", 40, 232, 0.140),
+    row("sw128x16c1s8k4g8", 40, 232, 0.110),
+    row("sw128x16c1s8k8g8", 40, 232, 0.110),
+    row("ex128x128c1s4p2k2g8", 40, 232, 0.564),
+    row("ex128x128c1s4p2k4g8", 40, 232, 0.564),
+    row("ex128x128c1s4p2k8g8", 40, 232, 0.564),
+    row("sw128x64c1s7p2k2g8", 40, 232, 0.394),
+    row("sw128x64c1s7p2k4g8", 40, 232, 0.330),
+    row("sw128x32c1s8p2k4g8", 40, 232, 0.145),
+    row("sw128x16c1s8p2k4g8", 40, 232, 0.128),
+    row("sw128x16c1s8p2k8g8", 40, 232, 0.110),
 }
 
 local by_name = {}
@@ -119,9 +119,10 @@ function M.run_of(accumulation) return (math.tointeger(accumulation) or 128) // 
 -- Whether the configuration serves problems of this accumulation, output and scaling (nil: "tensor").
 function M.fits(c, problem)
     if problem.scaling == "block" or problem.scaling == "none" then return false end
-    if problem.scaling == "row" and c.crowded then return false end
+    local long = M.run_of(problem.accumulation) > 1
+    if problem.scaling == "row" and (c.crowded or long and c.bn > 128) then return false end
     if (c.partials == 0) ~= (problem.accumulation == "fast") then return false end
-    if M.run_of(problem.accumulation) > 1 and (c.partials > 1 or c.exchange) then return false end
+    if long and (c.partials > 1 or c.exchange) then return false end
     if slab_size(problem) == 4 then return c.wide end
     return c.narrow
 end
@@ -134,28 +135,30 @@ end
 
 -- ---- time ----------------------------------------------------------------------------------------
 
-local START = 5.2e-6 -- s, from launch to the first multiplication
-local FIRST = 6.0e-7 -- s, latencies of a tile's way out
-local OUT = { narrow = 4.1e-11, wide = 1.0e-10, add = 2.8e-10 } -- s for each element of a CTA's tile
-local OVERLAPPED = 0.09 -- share of the way out that still shows under pingpong
-local EXCHANGE = 2.0e-6 -- s, of a partial tile through shared memory, and the barriers
-local IDLE = 0.23 -- share of a block's time that goes when nearly all other SMs are idle
-local COPY = 4.25e12 -- bytes/s
+local START = 3.4e-6 -- s, from launch to the first multiplication
+local FIRST = 8.8e-7 -- s, latencies of a tile's way out
+local OUT = { narrow = 4.4e-11, wide = 1.31e-10, add = 2.26e-10 } -- s for each element of a CTA's tile
+local OVERLAPPED = 0.17 -- share of the way out that still shows under pingpong
+local EXCHANGE = 9.4e-7 -- s for each slice, of the partial tiles through shared memory, and the barriers
+local ROOM = 16 -- of so many SMs one is left over by clusters of more than two CTAs
+local IDLE = 0.37 -- share of a block's time that goes when nearly all other SMs are idle
+local READ, WRITE = 5.50e12, 2.72e12 -- bytes/s of operands and output
 -- FLOP/s of all SMs under the power limit; outputs that are read and written again cost power too. It sets
 -- in from the first to the second number of FLOPs.
-local SUSTAINED = { fast = 1.65e15, split = 1.38e15 }
-local SUSTAINED_ADD = 1.03
-local SHORT, LONG = 7.6e10, 3.0e11
-local SOFT = 6 -- how softly the two limits meet
+local SUSTAINED = { fast = 1.634e15, split = 1.440e15 }
+local SUSTAINED_ADD = 1.122
+local SHORT, LONG = 1.0e11, 3.0e11
+local SOFT = 9.2 -- how softly the two limits meet
 
 -- Intervals cost about what split does.
 local function kind_of(p) return p.accumulation == "fast" and "fast" or "split" end
 
 local function flops_of(p) return 2.0 * p.rows * p.cols * p.depth end
 
-local function bytes_of(p)
+-- Seconds in which memory delivers the operands and takes the output.
+local function copy_seconds(p)
     local out = SIZE[p.out] * (p.add and 2 or 1)
-    return (p.rows + p.cols) * p.depth + p.rows * p.cols * out
+    return (p.rows + p.cols) * p.depth / READ + p.rows * p.cols * out / WRITE
 end
 
 -- Seconds of a problem that would take `free` if neither power nor memory limited it.
@@ -164,8 +167,7 @@ local function limited(free, p, sustained)
     local limit = flops / (sustained * (p.add and SUSTAINED_ADD or 1) * p.sms / M.SMS)
     local share = math.log(flops / SHORT) / math.log(LONG / SHORT)
     share = math.max(0, math.min(1, share))
-    local both = (free ^ SOFT + (share * limit) ^ SOFT) ^ (1 / SOFT)
-    return math.max(both, bytes_of(p) / COPY)
+    return (free ^ SOFT + (share * limit) ^ SOFT + copy_seconds(p) ^ SOFT) ^ (1 / SOFT)
 end
 
 -- Seconds of the blocks of one tile, `us` each when all SMs are at work.
@@ -174,18 +176,19 @@ local function blocks_seconds(us, blocks, busy)
 end
 
 -- Waves of clusters of `cluster` CTAs that share a tile, and the share of the SMs that the average wave
--- keeps busy.
+-- keeps busy. The SMs of a GPC are no multiple of four everywhere: some are left over.
 local function waves_of(tile_rows, tile_cols, cluster, p)
     local clusters = ceil_div(p.rows, tile_rows) * ceil_div(p.cols, tile_cols)
-    local at_once = math.max(1, p.sms // cluster)
+    local sms = cluster > 2 and p.sms - p.sms // ROOM or p.sms
+    local at_once = math.max(1, sms // cluster)
     local waves = ceil_div(clusters, at_once)
     return waves, clusters / (waves * at_once), clusters
 end
 
+local function out_rate(p) return OUT[p.add and "add" or SIZE[p.out] == 4 and "wide" or "narrow"] end
+
 -- Seconds that a tile takes on its way out.
-local function out_seconds(tile, p)
-    return FIRST + tile * OUT[p.add and "add" or SIZE[p.out] == 4 and "wide" or "narrow"]
-end
+local function out_seconds(tile, p) return FIRST + tile * out_rate(p) end
 
 -- Predicted seconds of a configuration, waves of clusters, and how full they are (with edges of tiles).
 function M.seconds(c, p)
@@ -197,7 +200,7 @@ function M.seconds(c, p)
     local out = out_seconds(tile, p)
     local total
     if c.exchange then
-        total = waves * (multiply + EXCHANGE + out / c.slices)
+        total = waves * (multiply + EXCHANGE * c.slices + out / c.slices)
     elseif c.pingpong then
         local each = multiply + OVERLAPPED * out
         total = waves * math.max(each, (multiply + out) / 2) + out -- two warpgroups in turn
@@ -209,10 +212,13 @@ function M.seconds(c, p)
 end
 
 -- What cuBLASLt's best algorithm takes: fitted in the same way, over the tiles that it has.
-local LT_TILES = { { 128, 256, 0.78 }, { 128, 128, 0.38 }, { 64, 128, 0.29 }, { 64, 64, 0.11 } }
-local LT_SPLIT = 1.15 -- blocks of split accumulation take that much longer
-local LT_SUSTAINED = { fast = 1.57e15, split = 2.0e15 }
-local LT_START = { fast = 6.2e-6, split = 6.2e-6 }
+local LT_TILES = {
+    { 128, 256, 0.775 }, { 128, 128, 0.373 }, { 64, 128, 0.290 }, { 64, 64, 0.140 }, { 16, 64, 0.100 },
+}
+local LT_OUT = 0.74 -- share of a tile's way out that shows
+local LT_SPLIT = 1.196 -- blocks of split accumulation take that much longer
+local LT_SUSTAINED = { fast = 1.352e15, split = 4.196e15 }
+local LT_START = { fast = 5.3e-6, split = 4.6e-6 }
 -- Operands of bf16 ("none") and scales that are not of whole tensors: an estimate, not measured here.
 local LT_SLOWER = { tensor = 1, row = 1.05, block = 1.2, none = 1.85 }
 
@@ -222,7 +228,7 @@ function M.cublaslt_seconds(p)
         local waves, busy = waves_of(t[1], t[2], 1, p)
         local us = p.accumulation ~= "fast" and t[3] * LT_SPLIT or t[3]
         local each = blocks_seconds(us, ceil_div(p.depth, 128), busy)
-        if p.add then each = each + t[1] * t[2] * OUT.add / 2 end
+        each = each + LT_OUT * t[1] * t[2] * out_rate(p)
         best = math.min(best, waves * each)
     end
     local slower = LT_SLOWER[p.scaling or "tensor"]

@@ -4,7 +4,8 @@
  * warpgroups share out. And how long a cold compilation takes. Needs no GPU.
  *
  * Each is compiled for E5M2 x E4M3 into bf16 and fp32, overwriting and adding, as far as it serves them;
- * every fourth one for fp16 and for E4M3 x E4M3 too, which differ in a conversion and a word of wgmma.
+ * every fourth one for fp16 and for E4M3 x E4M3 too, which differ in a conversion and a word of wgmma. With
+ * scales of rows every second one, and with intervals of accumulation every one that serves them, into fp16.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,10 +26,14 @@ static const char *const archs[] = { "sm_90a", NULL };
 #define LAYER(name, dtype)                                                                         \
     " linear \"" name "\" { in_features = 64, out_features = 48, output = \"" dtype                \
     "\", grad_input = \"" dtype "\", grad_weight = \"" dtype "\" },\n"
-#define MODEL(accumulation)                                                                        \
+#define OPEN(accumulation)                                                                         \
     "return model \"gemm\" { tokens = 256, accumulation = { fprop = \"" accumulation               \
-    "\", dgrad = \"" accumulation "\", wgrad = \"" accumulation                                    \
-    "\" }, layers = {\n" LAYER("a", "bf16") LAYER("b", "fp16") LAYER("c", "fp32") "} }\n"
+    "\", dgrad = \"" accumulation "\", wgrad = \"" accumulation "\" }, "
+#define MODEL(accumulation)                                                                        \
+    OPEN(accumulation)                                                                             \
+    "layers = {\n" LAYER("a", "bf16") LAYER("b", "fp16") LAYER("c", "fp32") "} }\n"
+#define NARROW(accumulation, recipe)                                                               \
+    OPEN(accumulation) "recipe = recipe." recipe " {}, layers = {\n" LAYER("b", "fp16") "} }\n"
 
 static bool is_gemm(const struct gen_kernel *kernel)
 {
@@ -129,6 +134,58 @@ static void test_every_configuration(void **state)
     fp8gen_close(gen);
 }
 
+/* The kernel of a configuration that writes fp16, if the configuration serves the spec. */
+static int32_t compile_narrow(const char *config, const char *spec)
+{
+    struct gen_plan *plan;
+    struct gen_jobs jobs = { 0 };
+    struct fp8gen *gen = rig_open_gemm(spec, NULL, config);
+    int32_t count = 0;
+    assert_int_equal(gen_expand_plan(gen, &plan), FP8GEN_OK);
+    assert_int_equal(gen_nvrtc_open(gen), FP8GEN_OK);
+    assert_int_equal(gen_make_jobs(gen, plan, archs, &jobs), FP8GEN_OK);
+    for (int32_t i = 0; i < jobs.count && count == 0; i++)
+        if (is_gemm(jobs.list[i].kernel) && strstr(jobs.list[i].kernel->name, "_fp16_"))
+            jobs.list[count++] = jobs.list[i];
+    jobs.count = count;
+    if (gen_run_jobs(gen, &jobs, 0, NULL, NULL) != FP8GEN_OK)
+        fail_msg("%s", fp8gen_diagnostics(gen));
+    if (count)
+        check_job(&jobs.list[0]);
+    gen_jobs_free(&jobs);
+    fp8gen_close(gen);
+    return count;
+}
+
+static void test_rows_and_intervals(void **state)
+{
+    (void)state;
+    struct fp8gen *gen;
+    const char *text;
+    size_t i;
+    json_t *config;
+    int32_t kernels = 0;
+    assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
+    assert_int_equal(fp8gen_gemm_configs(gen, &text), FP8GEN_OK);
+    json_t *configs = json_loads(text, 0, NULL);
+    json_array_foreach(configs, i, config)
+    {
+        const char *name = json_string_value(json_object_get(config, "name"));
+        long long partials = json_integer_value(json_object_get(config, "partials"));
+        if (i % 2 == 0)
+            kernels += compile_narrow(name, partials > 0 ? NARROW("split", "rowwise")
+                                                         : NARROW("fast", "rowwise"));
+        if (partials == 1) {
+            kernels += compile_narrow(name, NARROW("256", "rowwise"));
+            kernels += compile_narrow(name, NARROW("512", "current"));
+        }
+    }
+    printf("%d kernels compiled\n", (int)kernels);
+    assert_true(kernels > 8);
+    json_decref(configs);
+    fp8gen_close(gen);
+}
+
 static double seconds_of(clockid_t clock)
 {
     struct timespec time;
@@ -170,6 +227,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cold_compilation),
         cmocka_unit_test(test_every_configuration),
+        cmocka_unit_test(test_rows_and_intervals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

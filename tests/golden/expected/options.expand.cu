@@ -76,7 +76,7 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8
+//   kernel:     gemm_e4m3_e4m3_fp32_co128x192c2s4p1g8
 //   used by:    up
 //   parameters: a_format = "e4m3"
 //               a_row_scaled = false
@@ -84,28 +84,28 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               bm = 128
-//               bn = 64
-//               cluster = 1
+//               bn = 192
+//               cluster = 2
 //               consumer_registers = 232
-//               entry = "fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8"
+//               entry = "fp8_gemm_e4m3_e4m3_fp32_co128x192c2s4p1g8"
 //               flow = "stream"
 //               group = 8
-//               partials = 2
+//               partials = 1
 //               pingpong = false
 //               producer_registers = 40
 //               run = 1
 //               slices = 1
-//               stages = 8
+//               stages = 4
 //               swapped = false
 //               target = "fp32"
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr int bm = 128, bn = 192, stages = 4, cluster = 2, group = 8;
 constexpr bool pingpong = false, add = false;
 #line 5 "gemm_sm90.cu"
-constexpr int partials = 2;
+constexpr int partials = 1;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_co128x192c2s4p1g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 
@@ -284,7 +284,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_add_pp64x128c1s8g8(bf16 *out,
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e4m3_e4m3_fp32_sw128x16c1s8k8g8
+//   kernel:     gemm_e4m3_e4m3_fp32_pp128x128c1s6g8
 //   used by:    up
 //   parameters: a_format = "e4m3"
 //               a_row_scaled = false
@@ -292,26 +292,26 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_add_pp64x128c1s8g8(bf16 *out,
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               bm = 128
-//               bn = 16
+//               bn = 128
 //               cluster = 1
 //               consumer_registers = 232
-//               entry = "fp8_gemm_e4m3_e4m3_fp32_sw128x16c1s8k8g8"
-//               flow = "exchange"
+//               entry = "fp8_gemm_e4m3_e4m3_fp32_pp128x128c1s6g8"
+//               flow = "stream"
 //               group = 8
 //               partials = 0
-//               pingpong = false
+//               pingpong = true
 //               producer_registers = 40
 //               run = 1
-//               slices = 8
-//               stages = 8
-//               swapped = true
+//               slices = 1
+//               stages = 6
+//               swapped = false
 //               target = "fp32"
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 16, stages = 8, cluster = 1, group = 8;
-constexpr bool pingpong = false, add = false;
+constexpr int bm = 128, bn = 128, stages = 6, cluster = 1, group = 8;
+constexpr bool pingpong = true, add = false;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_sw128x16c1s8k8g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_pp128x128c1s6g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 
@@ -527,7 +527,7 @@ extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8
+//   kernel:     gemm_e5m2_e4m3_fp32_co128x192c2s4p1g8
 //   used by:    down
 //   parameters: a_format = "e5m2"
 //               a_row_scaled = false
@@ -535,34 +535,34 @@ extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               bm = 128
-//               bn = 64
-//               cluster = 1
+//               bn = 192
+//               cluster = 2
 //               consumer_registers = 232
-//               entry = "fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8"
+//               entry = "fp8_gemm_e5m2_e4m3_fp32_co128x192c2s4p1g8"
 //               flow = "stream"
 //               group = 8
-//               partials = 2
+//               partials = 1
 //               pingpong = false
 //               producer_registers = 40
 //               run = 1
 //               slices = 1
-//               stages = 8
+//               stages = 4
 //               swapped = false
 //               target = "fp32"
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr int bm = 128, bn = 192, stages = 4, cluster = 2, group = 8;
 constexpr bool pingpong = false, add = false;
 #line 5 "gemm_sm90.cu"
-constexpr int partials = 2;
+constexpr int partials = 1;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x192c2s4p1g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8
+//   kernel:     gemm_e5m2_e4m3_fp32_add_co128x192c2s4p1g8
 //   used by:    down
 //   parameters: a_format = "e5m2"
 //               a_row_scaled = false
@@ -570,34 +570,34 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, c
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               bm = 128
-//               bn = 64
-//               cluster = 1
+//               bn = 192
+//               cluster = 2
 //               consumer_registers = 232
-//               entry = "fp8_gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8"
+//               entry = "fp8_gemm_e5m2_e4m3_fp32_add_co128x192c2s4p1g8"
 //               flow = "stream"
 //               group = 8
-//               partials = 2
+//               partials = 1
 //               pingpong = false
 //               producer_registers = 40
 //               run = 1
 //               slices = 1
-//               stages = 8
+//               stages = 4
 //               swapped = false
 //               target = "fp32"
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr int bm = 128, bn = 192, stages = 4, cluster = 2, group = 8;
 constexpr bool pingpong = false, add = true;
 #line 5 "gemm_sm90.cu"
-constexpr int partials = 2;
+constexpr int partials = 1;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x192c2s4p1g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8
+//   kernel:     gemm_e5m2_e4m3_bf16_co128x192c2s4p1g8
 //   used by:    down
 //   parameters: a_format = "e5m2"
 //               a_row_scaled = false
@@ -605,28 +605,28 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8(fp32 *ou
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               bm = 128
-//               bn = 64
-//               cluster = 1
+//               bn = 192
+//               cluster = 2
 //               consumer_registers = 232
-//               entry = "fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8"
+//               entry = "fp8_gemm_e5m2_e4m3_bf16_co128x192c2s4p1g8"
 //               flow = "stream"
 //               group = 8
-//               partials = 2
+//               partials = 1
 //               pingpong = false
 //               producer_registers = 40
 //               run = 1
 //               slices = 1
-//               stages = 8
+//               stages = 4
 //               swapped = false
 //               target = "bf16"
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr int bm = 128, bn = 192, stages = 4, cluster = 2, group = 8;
 constexpr bool pingpong = false, add = false;
 #line 5 "gemm_sm90.cu"
-constexpr int partials = 2;
+constexpr int partials = 1;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x192c2s4p1g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 

@@ -49,11 +49,11 @@ extern "C" __global__ void fp8_quantize_bf16_e4m3() {}
 
 // Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model plain>
-//   kernel:     store_fp32_bf16
+//   kernel:     store_bf16_bf16
 //   used by:    odd
 //   parameters: accumulate = false
-//               entry = "fp8_store_fp32_bf16"
-//               source = "fp32"
+//               entry = "fp8_store_bf16_bf16"
+//               source = "bf16"
 //               target = "bf16"
 #line 1 "store.cu"
 // store.cu of the golden files: a loop, a value of several lines, a comment with a Lua line inside.
@@ -61,16 +61,13 @@ extern "C" __global__ void fp8_quantize_bf16_e4m3() {}
 constexpr int step_1 = 1;
 #line 4 "store.cu"
 constexpr int step_2 = 4;
-#line 4 "store.cu"
-constexpr int step_3 = 9;
 #line 7 "store.cu"
 /* The line below is no text,
    and the next one is: copied. */
 #line 10 "store.cu"
-extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
+extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
     use(step_1);
     use(step_2);
-    use(step_3);
 #line 12 "store.cu"
     finish();
 }
@@ -271,66 +268,6 @@ constexpr bool pingpong = false, add = true;
 constexpr int partials = 2;
 #line 7 "gemm_sm90.cu"
 extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
-    registers<40, 232>();
-}
-
-// Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
-//   again:      fp8gen expand <spec of model plain>
-//   kernel:     store_bf16_bf16
-//   used by:    odd
-//   parameters: accumulate = false
-//               entry = "fp8_store_bf16_bf16"
-//               source = "bf16"
-//               target = "bf16"
-#line 1 "store.cu"
-// store.cu of the golden files: a loop, a value of several lines, a comment with a Lua line inside.
-#line 4 "store.cu"
-constexpr int step_1 = 1;
-#line 4 "store.cu"
-constexpr int step_2 = 4;
-#line 7 "store.cu"
-/* The line below is no text,
-   and the next one is: copied. */
-#line 10 "store.cu"
-extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
-    use(step_1);
-    use(step_2);
-#line 12 "store.cu"
-    finish();
-}
-
-// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
-//   again:      fp8gen expand <spec of model plain>
-//   kernel:     gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8
-//   used by:    odd
-//   parameters: a_format = "e5m2"
-//               a_row_scaled = false
-//               add = false
-//               b_format = "e4m3"
-//               b_row_scaled = false
-//               bm = 128
-//               bn = 64
-//               cluster = 1
-//               consumer_registers = 232
-//               entry = "fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8"
-//               flow = "stream"
-//               group = 8
-//               partials = 2
-//               pingpong = false
-//               producer_registers = 40
-//               run = 1
-//               slices = 1
-//               stages = 8
-//               swapped = false
-//               target = "bf16"
-#line 1 "gemm_sm90.cu"
-// gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
-constexpr bool pingpong = false, add = false;
-#line 5 "gemm_sm90.cu"
-constexpr int partials = 2;
-#line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 
