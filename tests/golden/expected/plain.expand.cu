@@ -49,11 +49,11 @@ extern "C" __global__ void fp8_quantize_bf16_e4m3() {}
 
 // Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model plain>
-//   kernel:     store_bf16_bf16
+//   kernel:     store_fp32_bf16
 //   used by:    odd
 //   parameters: accumulate = false
-//               entry = "fp8_store_bf16_bf16"
-//               source = "bf16"
+//               entry = "fp8_store_fp32_bf16"
+//               source = "fp32"
 //               target = "bf16"
 #line 1 "store.cu"
 // store.cu of the golden files: a loop, a value of several lines, a comment with a Lua line inside.
@@ -61,13 +61,16 @@ extern "C" __global__ void fp8_quantize_bf16_e4m3() {}
 constexpr int step_1 = 1;
 #line 4 "store.cu"
 constexpr int step_2 = 4;
+#line 4 "store.cu"
+constexpr int step_3 = 9;
 #line 7 "store.cu"
 /* The line below is no text,
    and the next one is: copied. */
 #line 10 "store.cu"
-extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
+extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
     use(step_1);
     use(step_2);
+    use(step_3);
 #line 12 "store.cu"
     finish();
 }
@@ -269,6 +272,31 @@ constexpr int partials = 2;
 #line 7 "gemm_sm90.cu"
 extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
     registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model plain>
+//   kernel:     store_bf16_bf16
+//   used by:    odd
+//   parameters: accumulate = false
+//               entry = "fp8_store_bf16_bf16"
+//               source = "bf16"
+//               target = "bf16"
+#line 1 "store.cu"
+// store.cu of the golden files: a loop, a value of several lines, a comment with a Lua line inside.
+#line 4 "store.cu"
+constexpr int step_1 = 1;
+#line 4 "store.cu"
+constexpr int step_2 = 4;
+#line 7 "store.cu"
+/* The line below is no text,
+   and the next one is: copied. */
+#line 10 "store.cu"
+extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
+    use(step_1);
+    use(step_2);
+#line 12 "store.cu"
+    finish();
 }
 
 // Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
