@@ -17,10 +17,10 @@ static fp8_status check_scales(const fp8_import_args *args)
                         args->count, (const void *)args->scale_inv);
     for (int32_t i = 0; i < args->count; i++) {
         float scale = args->scale_inv[i];
-        if (!(scale > 0.0f) || scale > 3.402823466e38f)
+        if (!(scale > 0.0f) || scale > 3.402823466e38f || 1.0f / scale > 3.402823466e38f)
             return fp8_fail(FP8_ERR_ARGUMENT,
                             "import: scale_inv[%d] is %g; every stretch of rows needs a positive, "
-                            "finite scale",
+                            "finite scale with a finite inverse",
                             i, (double)scale);
     }
     return FP8_OK;

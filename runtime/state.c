@@ -385,7 +385,7 @@ static fp8_status check_tensor_data(const struct data *d, const unsigned char *d
 {
     float scale = float_at(data, d->scale, t), running = float_at(data, d->running, t);
     int32_t entries = word_at(data, d->entries, t);
-    bool good = is_amax(scale) && scale > 0.0f && (running == -1.0f || is_amax(running)) &&
+    bool good = is_amax(scale) && is_amax(1.0f / scale) && (running == -1.0f || is_amax(running)) &&
                 entries >= 0 && entries <= d->header->length;
     for (int64_t age = 0; good && age < entries; age++)
         good = is_amax(float_at(data, d->history, age * d->header->tensors + t));

@@ -220,8 +220,8 @@ schema.scopes = {
             doc = "the scale comes from the largest amax of the history, or from the last",
         },
         {
-            name = "margin", type = "integer", min = 0, max = 16, default = 0,
-            doc = "leaves 2^margin of room above the amax",
+            name = "margin", type = "integer", min = 0, max = 8, default = 0,
+            doc = "leaves 2^margin of room above the amax; up to 8 every scale has a finite inverse",
         },
         {
             name = "calibrate", type = "boolean", default = false,
