@@ -185,15 +185,17 @@ typedef struct fp8_operand {
     int64_t cols;                   /* K of x and w, N of dy */
     uint64_t version; /* of the weight: its own, or the one that fprop used; 0 = not known. It names
                        * the contents, not the operand: see fp8_weight_args */
-    uint64_t reserved[4];
+    uint64_t evaluated; /* of a weight scaled by a state: 1 if FP8_CALL_EVALUATE filled it, so that
+                         * the state was not told its amax; else 0 */
+    uint64_t reserved[3];
 } fp8_operand;
 
 #define FP8_OPERAND_INIT                                                                           \
     {                                                                                              \
         sizeof(fp8_operand), FP8_ROLE_NONE, NULL, 0, FP8_DTYPE_NONE, 0, FP8_SCALING_TENSOR,        \
-            FP8_SCALING_TENSOR, 0, 0, 0,                                                           \
+            FP8_SCALING_TENSOR, 0, 0, 0, 0,                                                        \
         {                                                                                          \
-            0, 0, 0, 0                                                                             \
+            0, 0, 0                                                                                \
         }                                                                                          \
     }
 
@@ -445,7 +447,8 @@ enum {
  * operands are then optional; where they are given, their shapes and versions are checked all the same.
  *
  * Quantises w[N,K] into `weight` and gives it `version` (not 0). Does nothing if weight->version is
- * already `version`. copies: FP8_COPY_BOTH, or FP8_COPY_ROW where no dgrad is wanted; 0 = both; copies
+ * already `version`; but a weight that an evaluation quantised (weight->evaluated) is quantised again,
+ * into the same bytes, by the first call that is none, which tells the state its amax. copies: FP8_COPY_BOTH, or FP8_COPY_ROW where no dgrad is wanted; 0 = both; copies
  * that the recipe has not are left out.
  *
  * LAW: a version names the contents. One fp8_layer may serve many weights, and nothing is keyed by an
@@ -510,7 +513,9 @@ typedef struct fp8_quantize_dy_args {
     const fp8_tensor *dbias;   /* [1,N] fp32: column sums of dy before quantisation; may be NULL */
     uint32_t accumulate_dbias; /* 0: dbias = sum, 1: dbias += sum */
     uint32_t reserved0;
-    uint32_t *found_inf; /* set to 1 if dy holds inf or NaN, else not written; may be NULL */
+    uint32_t
+        *found_inf; /* set to 1 if dy holds inf or NaN, else not written; may be NULL, and is where
+                          * nothing reads dy but products: compute "bf16" without bias */
     fp8_call call;
     uint64_t reserved[4];
 } fp8_quantize_dy_args;
@@ -556,7 +561,7 @@ typedef struct fp8_backward_args {
     const fp8_tensor *dbias; /* may be NULL, like the next two */
     const fp8_tensor *dw;
     const fp8_tensor *dx;
-    uint32_t *found_inf;
+    uint32_t *found_inf; /* as quantize_dy's */
     const fp8_tensor *x; /* if dw is given: as wgrad's x */
     const fp8_tensor *w; /* if dx is given: as dgrad's w */
     fp8_call call;

@@ -196,6 +196,18 @@ static fp8_status scale_nothing(const struct fp8_frame *frame, float *scales)
     return fp8_fill_words(context, scales + FP8_SCALES_SCALE_INV, one, 1, frame->stream);
 }
 
+/* The same for each row of a copy that has rows and no depth; its bytes are none. */
+static fp8_status scale_empty_rows(const struct fp8_frame *frame, float *scales, int64_t rows)
+{
+    const struct fp8_context *context = frame->layer->context;
+    static const uint32_t one = 0x3f800000u; /* 1.0f */
+    if (!scales)
+        return FP8_OK;
+    FP8_TRY(fp8_fill_words(context, scales, one, rows, frame->stream));
+    return fp8_fill_words(context, scales + rows, 0, fp8_round_up(rows, FP8_PAD_ROW_SCALES) - rows,
+                          frame->stream);
+}
+
 /* dbias of no rows: 0, or what it was. */
 static fp8_status sum_nothing(const struct fp8_frame *frame, void *dbias, int64_t cols,
                               int64_t accumulate)
@@ -216,6 +228,9 @@ static fp8_status quantize_nothing(const struct fp8_frame *frame, enum fp8_op op
                            args[FP8_QUANTIZE_accumulate].i);
     case FP8_OP_CAST:
         return scale_nothing(frame, args[FP8_CAST_scales].p);
+    case FP8_OP_QUANTIZE_COLUMN:
+        return scale_empty_rows(frame, args[FP8_QUANTIZE_COLUMN_transposed_scales].p,
+                                args[FP8_QUANTIZE_COLUMN_cols].i);
     default:
         return FP8_OK;
     }

@@ -558,6 +558,9 @@ fp8_status fp8_check_factor(const struct fp8_check *check, fp8_role role, uint32
                             const char *name, const fp8_operand *operand, const fp8_tensor *tensor);
 /* A device pointer to 4 bytes, or NULL. */
 fp8_status fp8_check_word(const char *call, const char *name, const void *word);
+/* found_inf of a pass: that one of its steps writes it. */
+fp8_status fp8_check_found_inf(const struct fp8_check *check, fp8_pass pass,
+                               const uint32_t *found_inf);
 /* A given amax: that the recipe can use one. */
 fp8_status fp8_check_amax(const struct fp8_check *check, fp8_role role, const float *amax);
 /* call.state, for a pass (or steps for a given amax) that quantises. */

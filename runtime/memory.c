@@ -66,6 +66,8 @@ fp8_status fp8_zero_2d(const struct fp8_context *context, void *target, int64_t 
 fp8_status fp8_fill_words(const struct fp8_context *context, void *target, uint32_t word,
                           int64_t count, fp8_stream stream)
 {
+    if (count == 0)
+        return FP8_OK;
     if (context->is_host) {
         uint32_t *words = target;
         for (int64_t i = 0; i < count; i++)

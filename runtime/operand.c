@@ -129,6 +129,7 @@ void fp8_operand_fill(fp8_operand *operand, const struct fp8_layer_plan *plan, f
     operand->rows = shape.rows;
     operand->cols = shape.cols;
     operand->version = version;
+    operand->evaluated = 0;
 }
 
 void fp8_operand_clear(fp8_operand *operand)
@@ -141,6 +142,7 @@ void fp8_operand_clear(fp8_operand *operand)
     operand->rows = 0;
     operand->cols = 0;
     operand->version = 0;
+    operand->evaluated = 0;
 }
 
 fp8_status fp8_operand_parts(const fp8_operand *operand, fp8_operand_view *view)
@@ -155,7 +157,7 @@ fp8_status fp8_operand_parts(const fp8_operand *operand, fp8_operand_view *view)
                         "operand_parts: operand->size is %u, this library's is %zu; start from "
                         "FP8_OPERAND_INIT",
                         operand->size, sizeof *operand);
-    if (operand->reserved[0] | operand->reserved[1] | operand->reserved[2] | operand->reserved[3])
+    if (operand->reserved[0] | operand->reserved[1] | operand->reserved[2])
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "operand_parts: operand->reserved is not 0; start from FP8_OPERAND_INIT");
     if (operand->copies & ~(uint32_t)FP8_COPY_BOTH)

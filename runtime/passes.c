@@ -9,23 +9,20 @@
 
 /* ---- weight ---- */
 
-/* Where nothing but the product reads a tensor, nothing can look for inf. */
-static fp8_status refuse_found_inf(const struct fp8_check *check, const uint32_t *found_inf)
+static bool is_evaluation(const fp8_weight_args *args)
 {
-    if (!found_inf)
-        return FP8_OK;
-    return fp8_fail(FP8_ERR_ARGUMENT,
-                    "%s: found_inf is given, but layer '%s' computes in bf16 and quantises nothing "
-                    "here; pass NULL",
-                    check->call, check->plan->name);
+    return args->call.flags & FP8_CALL_EVALUATE;
 }
 
-static bool is_current(const fp8_operand *weight, const struct fp8_layer_plan *plan,
-                       uint32_t copies, uint64_t version)
+/* What an evaluation left is current for evaluations alone: its amax was not noted. */
+static bool is_current(const struct fp8_layer_plan *plan, uint32_t copies,
+                       const fp8_weight_args *args)
 {
-    return weight->role == FP8_ROLE_W && weight->version == version &&
-           (weight->copies & copies) == copies && weight->rows == plan->out_features &&
-           weight->cols == plan->in_features && weight->dtype == plan->formats[FP8_ROLE_W];
+    const fp8_operand *weight = args->weight;
+    return weight->role == FP8_ROLE_W && weight->version == args->version &&
+           (!weight->evaluated || is_evaluation(args)) && (weight->copies & copies) == copies &&
+           weight->rows == plan->out_features && weight->cols == plan->in_features &&
+           weight->dtype == plan->formats[FP8_ROLE_W];
 }
 
 static fp8_status check_refresh(const struct fp8_check *check, const uint32_t *refresh)
@@ -49,10 +46,9 @@ static fp8_pass weight_pass(const fp8_weight_args *args)
 /* found_inf, amax and refresh. */
 static fp8_status check_weight_words(const struct fp8_check *check, const fp8_weight_args *args)
 {
-    FP8_TRY(fp8_check_word(check->call, "found_inf", args->found_inf));
     FP8_TRY(fp8_check_amax(check, FP8_ROLE_W, args->amax));
-    FP8_TRY(check_refresh(check, args->refresh));
-    return check->plan->is_bf16 ? refuse_found_inf(check, args->found_inf) : FP8_OK;
+    FP8_TRY(fp8_check_found_inf(check, weight_pass(args), args->found_inf));
+    return check_refresh(check, args->refresh);
 }
 
 static fp8_status check_weight(const fp8_layer *layer, const fp8_weight_args *args,
@@ -81,11 +77,12 @@ fp8_status fp8_weight_update(const fp8_layer *layer, const fp8_weight_args *args
     fp8_status status = check_weight(layer, args, &copies);
     if (status != FP8_OK)
         return layer ? fp8_report(layer->context, status) : status;
-    if (!args->refresh && is_current(args->weight, layer->plan, copies, args->version))
+    if (!args->refresh && is_current(layer->plan, copies, args))
         return FP8_OK;
     fp8_operand filled = *args->weight;
     fp8_operand_clear(args->weight);
     fp8_operand_fill(&filled, layer->plan, FP8_ROLE_W, 0, copies, args->version);
+    filled.evaluated = is_evaluation(args) && args->call.state;
     struct fp8_frame frame;
     fp8_frame_init(&frame, layer, &args->call, 0);
     fp8_frame_tensor(&frame, FP8_SLOT_W, args->w);
@@ -145,9 +142,7 @@ static fp8_status check_fprop(const fp8_layer *layer, const fp8_fprop_args *args
     if (args->bias)
         FP8_TRY(fp8_check_tensor(&check, FP8_SLOT_BIAS, args->bias));
     FP8_TRY(fp8_check_tensor(&check, FP8_SLOT_Y, args->y));
-    FP8_TRY(fp8_check_word(call, "found_inf", args->found_inf));
-    if (layer->plan->is_bf16)
-        FP8_TRY(refuse_found_inf(&check, args->found_inf));
+    FP8_TRY(fp8_check_found_inf(&check, FP8_PASS_FPROP, args->found_inf));
     if (args->x) /* else nothing is quantised */
         FP8_TRY(fp8_check_state(&check, layer, FP8_PASS_FPROP, &args->call));
     return fp8_check_call(&check, layer, &args->call);

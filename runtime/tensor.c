@@ -123,7 +123,7 @@ fp8_status fp8_check_operand_struct(const char *call, const char *name, const fp
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "%s: %s->size is %u, this library's is %zu; start from FP8_OPERAND_INIT",
                         call, name, operand->size, sizeof *operand);
-    if (operand->reserved[0] | operand->reserved[1] | operand->reserved[2] | operand->reserved[3])
+    if (operand->reserved[0] | operand->reserved[1] | operand->reserved[2])
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s->reserved is not 0; start from FP8_OPERAND_INIT",
                         call, name);
     return FP8_OK;
@@ -291,6 +291,24 @@ fp8_status fp8_check_word(const char *call, const char *name, const void *word)
         return fp8_fail(FP8_ERR_ALIGNMENT, "%s: %s is %p, which is not a multiple of 4", call, name,
                         word);
     return FP8_OK;
+}
+
+fp8_status fp8_check_found_inf(const struct fp8_check *check, fp8_pass pass,
+                               const uint32_t *found_inf)
+{
+    const struct fp8_pass_plan *steps = &check->plan->passes[pass];
+    const int buffer = check->plan->slots[FP8_SLOT_FOUND_INF];
+    bool is_written = false;
+    if (!found_inf)
+        return FP8_OK;
+    for (int i = 0; i < steps->buffer_count; i++)
+        is_written = is_written || steps->buffers[i] == buffer;
+    if (!is_written)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: found_inf is given, but layer '%s' (%s) quantises nothing here, so "
+                        "that nothing looks for inf; pass NULL",
+                        check->call, check->plan->name, multiplies(check->plan));
+    return fp8_check_word(check->call, "found_inf", found_inf);
 }
 
 fp8_status fp8_check_amax(const struct fp8_check *check, fp8_role role, const float *amax)

@@ -117,6 +117,12 @@ static uint32_t *found_inf_of(struct rig_case *c)
     return c->tensor[RIG_FOUND_INF].t.data;
 }
 
+/* In bf16 nothing reads dy beside the products but the sums of dbias. */
+static uint32_t *found_inf_of_dy(struct rig_case *c)
+{
+    return c->layer->spec.bf16 && !c->layer->info.has_bias ? NULL : found_inf_of(c);
+}
+
 /* The caller's own tensors, where a product reads them. */
 static const fp8_tensor *plain(struct rig_case *c, bool read, int tensor)
 {
@@ -169,7 +175,7 @@ static void backward_in_parts(struct rig_case *c)
     quantize.grad = &c->grad.op;
     quantize.dbias = dbias_of(c);
     quantize.accumulate_dbias = c->accumulate && c->layer->info.has_bias;
-    quantize.found_inf = found_inf_of(c);
+    quantize.found_inf = found_inf_of_dy(c);
     quantize.call = rig_case_call(c);
     RIG_OK(fp8_layer_quantize_dy(c->layer->handle, &quantize));
 
@@ -210,7 +216,7 @@ void rig_case_backward(struct rig_case *c)
     args.dbias = dbias_of(c);
     args.dw = &c->tensor[RIG_DW].t;
     args.dx = &c->tensor[RIG_DX].t;
-    args.found_inf = found_inf_of(c);
+    args.found_inf = found_inf_of_dy(c);
     args.call = rig_case_call(c);
     RIG_OK(fp8_layer_backward(c->layer->handle, &args));
 }

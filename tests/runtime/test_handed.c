@@ -16,8 +16,9 @@ static const struct rig_spec specs[] = {
     { .out_features = N, .in_features = K, .recipe = RIG_ROWWISE_HP_WGRAD, .power_of_two = true },
     { .out_features = N, .in_features = K, .recipe = RIG_BLOCK, .power_of_two = true },
     { .out_features = N, .in_features = K, .bf16 = true, .bias = true },
+    { .out_features = N, .in_features = K, .bf16 = true },
 };
-enum { CURRENT, POWERS, ROWWISE, HP_WGRAD, BLOCK, BF16, LAYERS };
+enum { CURRENT, POWERS, ROWWISE, HP_WGRAD, BLOCK, BF16, BF16_WITHOUT_BIAS, LAYERS };
 
 static struct rig_layers layers;
 static struct rig_tensor source[4]; /* by role */
@@ -203,7 +204,7 @@ static void a_transposed_copy_needs_no_tensor(void **state)
         for (int role = FP8_ROLE_X; role <= FP8_ROLE_DY; role++) {
             bool possible = layer <= POWERS || (layer == BLOCK && role == FP8_ROLE_W);
             struct rig_operand both, made;
-            if (layer == BF16)
+            if (layer >= BF16)
                 continue;
             quantize(layer, (fp8_role)role, 0, NULL, &both);
             quantize(layer, (fp8_role)role, FP8_COPY_ROW, NULL, &made);
@@ -408,6 +409,44 @@ static void layers_in_bf16_quantise_nothing(void **state)
     RIG_REFUSED(FP8_ERR_UNSUPPORTED, fp8_gemm(layer, &gemm));
 }
 
+/* In bf16 the sums of dbias are all that reads dy beside the products. */
+static void found_inf_of_dy_is_refused_where_nothing_looks(void **state)
+{
+    (void)state;
+    uint32_t *found_inf = (uint32_t *)(void *)word.device;
+    fp8_operand grad = FP8_OPERAND_INIT;
+    fp8_quantize_dy_args args = FP8_QUANTIZE_DY_ARGS_INIT;
+    args.dy = &source[FP8_ROLE_DY].t;
+    args.grad = &grad;
+    args.found_inf = found_inf;
+    args.call = call();
+    fp8_backward_args backward = FP8_BACKWARD_ARGS_INIT;
+    backward.dy = &source[FP8_ROLE_DY].t;
+    backward.found_inf = found_inf;
+    backward.call = call();
+    const fp8_layer *layer = layers.layer[BF16_WITHOUT_BIAS].handle;
+    RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_quantize_dy(layer, &args));
+    rig_expect_sentence("quantize_dy: found_inf is given");
+    RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_backward(layer, &backward));
+    rig_expect_sentence("backward: found_inf is given");
+    layer = layers.layer[BF16].handle;
+    for (int one = 0; one < 2; one++) {
+        rig_set(&source[FP8_ROLE_DY], 1, 2, INFINITY);
+        rig_tensor_push(&source[FP8_ROLE_DY]);
+        memset(word.image, 0, 4);
+        rig_block_push(&word);
+        RIG_OK(one ? fp8_layer_backward(layer, &backward) : fp8_layer_quantize_dy(layer, &args));
+        rig_block_pull(&word, "found_inf");
+        assert_int_equal(word.image[0], 1);
+        rig_set(&source[FP8_ROLE_DY], 1, 2, 0.5f);
+        rig_tensor_push(&source[FP8_ROLE_DY]);
+    }
+    args.found_inf = backward.found_inf = NULL;
+    layer = layers.layer[BF16_WITHOUT_BIAS].handle;
+    RIG_OK(fp8_layer_quantize_dy(layer, &args));
+    RIG_OK(fp8_layer_backward(layer, &backward));
+}
+
 static void missing_tensors_are_named(void **state)
 {
     (void)state;
@@ -494,6 +533,7 @@ int main(void)
         cmocka_unit_test(a_missing_scale_is_an_error),
         cmocka_unit_test(sizes_are_those_of_the_copies_there_are),
         cmocka_unit_test(layers_in_bf16_quantise_nothing),
+        cmocka_unit_test(found_inf_of_dy_is_refused_where_nothing_looks),
         cmocka_unit_test(missing_tensors_are_named),
         cmocka_unit_test(other_recipes_keep_no_state),
         cmocka_unit_test(operands_of_another_recipe_are_refused),

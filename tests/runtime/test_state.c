@@ -11,7 +11,7 @@
 #include "runtime/fp8_state.h"
 #include "tests/runtime/rig.h"
 
-enum { M = 40, N = 48, K = 80, MOST_LAYERS = 2, MOST_BYTES = 4096 };
+enum { M = 40, N = 48, K = 80, MOST_LAYERS = 2, MOST_BYTES = 4096, MOST_WEIGHT = 32768 };
 
 struct world {
     char path[256];
@@ -394,6 +394,69 @@ static void evaluation_changes_nothing(void **state)
     world_free(&o);
 }
 
+/* An evaluation that meets the weight of the next step first: that step trains as without it. */
+static void training_after_evaluation_is_the_same(void **state)
+{
+    (void)state;
+    struct seen after[2];
+    unsigned char weights[2][MOST_WEIGHT];
+    for (int evaluate = 0; evaluate < 2; evaluate++) {
+        struct world o;
+        world_make(&o, 1, "history_length = 4");
+        for (int step = 1; step <= 4; step++) {
+            fill(&o.w, 1.0f + (float)step, 1);
+            for (int i = 0; i < 2 && evaluate && step > 1; i++) {
+                o.flags = FP8_CALL_EVALUATE;
+                fill(&o.x, 2e4f, 2);
+                update(&o, 0, (uint64_t)step);
+                assert_int_equal(o.weight.op.evaluated, 1);
+                forward(&o, 0);
+                o.flags = 0;
+            }
+            fill(&o.x, 2.0f * (float)step, 2);
+            fill(&o.dy, 0.5f, 3);
+            update(&o, 0, (uint64_t)step);
+            assert_int_equal(o.weight.op.evaluated, 0);
+            forward(&o, 0);
+            backward(&o, 0);
+            look(&o, &after[evaluate]);
+            EXPECT_FLOAT(after[evaluate].running[1], 1.0f + (float)step);
+            advance(&o);
+        }
+        look(&o, &after[evaluate]);
+        rig_block_pull(&o.weight.block, "weight");
+        assert_true(o.weight.block.bytes <= sizeof weights[0]);
+        memcpy(weights[evaluate], o.weight.block.image, o.weight.block.bytes);
+        if (evaluate)
+            assert_memory_equal(weights[0], weights[1], o.weight.block.bytes);
+        world_free(&o);
+    }
+    assert_memory_equal(after[0].data, after[1].data, after[0].bytes);
+}
+
+/* Evaluations among themselves, and one behind a training step, take the weight that is there. */
+static void evaluation_takes_the_weight_that_is_there(void **state)
+{
+    (void)state;
+    struct world o;
+    world_make(&o, 1, "history_length = 4");
+    for (int first = 0; first < 2; first++) {
+        fill(&o.w, 1.0f, 1);
+        o.flags = first ? FP8_CALL_EVALUATE : 0;
+        update(&o, 0, 1 + (uint64_t)first);
+        rig_block_pull(&o.weight.block, "weight");
+        unsigned char before[MOST_WEIGHT];
+        assert_true(o.weight.block.bytes <= sizeof before);
+        memcpy(before, o.weight.block.image, o.weight.block.bytes);
+        fill(&o.w, 3.0f, 7); /* would show */
+        o.flags = FP8_CALL_EVALUATE;
+        update(&o, 0, 1 + (uint64_t)first);
+        rig_block_pull(&o.weight.block, "weight");
+        assert_memory_equal(before, o.weight.block.image, o.weight.block.bytes);
+    }
+    world_free(&o);
+}
+
 static void recompute_changes_nothing(void **state)
 {
     (void)state;
@@ -654,6 +717,8 @@ int main(void)
         cmocka_unit_test(bytes_keep_the_scale_they_were_made_with),
         cmocka_unit_test(calibration_takes_the_tensors_own_amax_once),
         cmocka_unit_test(evaluation_changes_nothing),
+        cmocka_unit_test(training_after_evaluation_is_the_same),
+        cmocka_unit_test(evaluation_takes_the_weight_that_is_there),
         cmocka_unit_test(recompute_changes_nothing),
         cmocka_unit_test(a_call_without_tokens_does_not_run),
         cmocka_unit_test(zeros_keep_the_scale),

@@ -136,6 +136,26 @@ class Recipes(unittest.TestCase):
         self.assertEqual(state.kept_history.running().tolist(), [-1.0] * 3)
         self.assertFalse(torch.equal(saved, state.save_history()))
 
+    def test_history_after_evaluation(self):
+        """A weight that an evaluation quantises first still rolls in the next training step."""
+        x, w, _, dy = inputs(64, 128, 256)
+        histories = []
+        for wants_dx in (True, False):
+            for evaluate in (False, True):
+                state = State(Recipe("delayed", history_length=4))
+                for step in range(4):
+                    weight = (w.detach() * (1 + step)).requires_grad_()
+                    if evaluate and step >= 2:
+                        with torch.no_grad():
+                            fp8_linear(x.detach() * 1000, weight, None, state)
+                    given = x if wants_dx else x.detach()
+                    fp8_linear(given, weight, None, state).backward(dy)
+                    self.assertNotEqual(state.kept_history.running()[1].item(), -1.0)
+                    advance_scales()
+                histories.append(state.save_history())
+        for plain, evaluated in (histories[:2], histories[2:]):
+            self.assertTrue(torch.equal(plain, evaluated))
+
 
 if __name__ == "__main__":
     rig.main()

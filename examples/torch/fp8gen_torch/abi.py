@@ -51,7 +51,8 @@ class Operand(ctypes.Structure):
         ("rows", c_int64),
         ("cols", c_int64),
         ("version", c_uint64),
-        ("reserved", c_uint64 * 4),
+        ("evaluated", c_uint64),
+        ("reserved", c_uint64 * 3),
     ]
 
 

@@ -103,8 +103,8 @@ class State:
         self.number = next(_numbers)
         _states[self.number] = self
         self._plans = {}
-        # (operand's bytes, copies, Identity of the weight they were made from, stream); one tuple,
-        # so that threads see all of it or nothing.
+        # (operand's bytes, copies, Identity of the weight they were made from, stream, whether an
+        # evaluation made them); one tuple, so that threads see all of it or nothing.
         self._kept = None
         self._captured = False  # a graph has written the bytes: only graphs may trust them
         self.kept_history = None  # of recipe "delayed", from the first call on
@@ -176,7 +176,8 @@ class State:
             self.kept_history.load(saved)
 
     def weight(self, plan, weight, copies, forward, history=NO_HISTORY):
-        """(bytes, copies) of the weight's operand, quantised when it has changed."""
+        """(bytes, copies) of the weight's operand, quantised when it has changed; and once more when
+        training meets what an evaluation made, whose amax the history was not told."""
         if type(weight) not in _PLAIN:
             if hasattr(weight, "fp8_operand"):
                 return weight.fp8_operand(copies), copies
@@ -191,9 +192,10 @@ class State:
             kept is not None
             and kept[1] & copies == copies
             and (not forward if capturing else not self._captured)
+            and (not kept[4] or _evaluates(history))
             and kept[2].is_of(weight)
         ):
-            data, copies, _, made_on = kept
+            data, copies, _, made_on, _ = kept
             if stream != made_on and not capturing:
                 _wait_for(made_on, plan.device)
             return data, copies
@@ -206,9 +208,13 @@ class State:
         if kept is not None and kept[1] & copies == copies and kept[0].device == plan.device:
             data, copies = kept[:2]
         data = quantize_weight(plan, weight, copies, data, history)
-        self._kept = data, copies, Identity(weight), stream
+        self._kept = data, copies, Identity(weight), stream, _evaluates(history)
         self._captured = self._captured or capturing
         return data, copies
+
+
+def _evaluates(history):
+    return bool(history[1] & abi.CALL_EVALUATE)
 
 
 def _wait_for(stream, device):
