@@ -43,8 +43,10 @@
  *   parameters  what the template was expanded with (object of scalars; for people and tools)
  *   semantics   { "source_dtype"?, "second_dtype"?, "target_dtype"?, "power_of_two"?,
  *                 "accumulate"?, "scaling"?, "block"?, "a_scaling"?, "b_scaling"?,
- *                 "a_transposed"?, "b_transposed"? }: what the op computes, read by the host backend
+ *                 "a_transposed"?, "b_transposed"?, "margin"? }: what the op computes,
+ *               read by the host backend
  *               quantising ops: source_dtype, target_dtype (the format; not of amax), power_of_two;
+ *               cast: margin 0..8 (default 0), that of recipe delayed;
  *               quantize_block: block "1x128" | "128x128"; dequantize: scaling "tensor" | "row" |
  *               "block" | "tile"; gemm: source_dtype is that of a, second_dtype that of b,
  *               target_dtype that of out, accumulate, a_scaling, b_scaling as in its step, all
@@ -100,7 +102,7 @@
  *   recipe        { "name": "current" | "delayed" | "rowwise" | "rowwise_hp_wgrad" | "block",
  *                   "format": "hybrid" | "e4m3" (the last three recipes: "e4m3"),
  *                   "power_of_two": bool }; delayed also has
- *                 { "history_length": 1..65536, "algo": "max" | "most_recent", "margin": 0..16,
+ *                 { "history_length": 1..65536, "algo": "max" | "most_recent", "margin": 0..8,
  *                   "calibrate": bool }
  *   compute       "fp8" | "bf16": with "bf16" there are no operands; the products read the caller's
  *                 tensors x, w and dy
@@ -226,6 +228,8 @@
 #define FP8_SCALES_SCALE 0
 #define FP8_SCALES_SCALE_INV 4
 #define FP8_SCALES_AMAX 8
+/* Largest margin of recipe delayed. */
+#define FP8_MOST_MARGIN 8
 /* Ranks along one axis of a mesh at most. */
 #define FP8_MAX_RANKS 4096
 /* Longest argument list of an op. */
@@ -263,7 +267,9 @@
  *
  * cast: as quantize, with a scale that is known before source is read, in one pass.
  *   fresh, if not NULL, and not 0 at run time: amax = max of partials, as in quantize;
- *   else known_is_amax: amax = *known; else the scale is *known and scales[8] is 0.
+ *   else known_is_amax: amax = *known, which should be finite: +inf is taken as FLT_MAX, NaN and what
+ *   is negative as 0; else the scale is *known and scales[8] is 0. A scale made from an amax is that
+ *   of maximum / 2^margin of the kernel.
  *   amax, if not NULL, becomes max(amax, the largest finite |source|) in any order of CTAs; what is
  *   negative (did not run) counts as 0. row, transposed: as in quantize. found_inf, dbias_partials:
  *   as in amax. partials is only read where fresh is given.
@@ -290,7 +296,8 @@
  *   transposed_scales: of scaling tile, transposed likewise; else NULL.
  *
  * roll: an optimizer step of delayed scaling, of all tensors t of a state with running[t] >= 0:
- *   history[counts[t] % length][t] = running[t], counts[t] += 1, running[t] = -1, fresh[t] = 0;
+ *   history[counts[t] % length][t] = running[t], counts[t] += 1 (from 2 length - 1 to length),
+ *   running[t] = -1, fresh[t] = 0;
  *   amax = that entry (most_recent), or the largest of the min(counts[t], length) entries; scale[t] by
  *   NUMERICS section 2 with maxima[t] (the format's, over 2^margin), kept where amax is 0.
  *   scale, running, maxima: fp32[tensors]; counts: int32, fresh: uint32[tensors]; history:

@@ -477,7 +477,8 @@ typedef struct fp8_weight_args {
     const uint32_t *refresh; /* device memory, one word; NULL: `version` decides */
     const float
         *amax; /* device: the amax of w, which an optimizer or an all-reduce has already; saves
-                        * the read that finds it. NULL: not known. Recipes "current" and "delayed" */
+                        * the read that finds it. NULL: not known. Recipes "current" and "delayed".
+                        * It should be finite: +inf is taken as FLT_MAX, NaN and negative as 0 */
     fp8_call call;
     uint64_t reserved[4];
 } fp8_weight_args;
@@ -640,7 +641,8 @@ typedef struct fp8_quantize_args {
     fp8_operand *operand;
     uint32_t *found_inf; /* may be NULL */
     const float *amax;   /* device: the amax that the scale is taken from, instead of source's own;
-                          * NULL: source's own. Recipes "current" and "delayed" */
+                          * NULL: source's own. Recipes "current" and "delayed". It should be
+                          * finite: +inf is taken as FLT_MAX, NaN and negative as 0 */
     fp8_call call;
     uint64_t reserved[4];
 } fp8_quantize_args;

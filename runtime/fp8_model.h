@@ -73,7 +73,7 @@ typedef struct fp8_shard_args {
         *source; /* w_dtype: [count, K], or for elements [1, count]; NULL if count is 0 */
     float *
         amax; /* device. shard_amax: receives the largest finite |w| of the shard. shard_quantize: the
-                  * amax of the whole weight, read in stream order. With scaling of 128 x 128 there is
+                  * amax of the whole weight, read in stream order; as fp8_weight_args.amax. With scaling of 128 x 128 there is
                   * nothing to know: 0 comes out, and NULL will do */
     void *shard; /* shard_quantize: fp8_shard_bytes, 16-byte aligned; written whole */
     size_t shard_bytes;

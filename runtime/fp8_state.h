@@ -57,7 +57,9 @@ typedef struct fp8_state_view {
     const float *running; /* [tensors] */
     const float *history; /* [history_length][tensors], used as a ring */
     const int32_t
-        *counts; /* [tensors]: entries that were ever made; the next goes to count % length */
+        *counts; /* [tensors]: the next entry goes to count % history_length, of which the first
+                  * min(count, history_length) rows are filled; 2 * history_length becomes
+                  * history_length */
     uint64_t reserved[4];
 } fp8_state_view;
 

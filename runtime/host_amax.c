@@ -166,6 +166,8 @@ fp8_status fp8_host_roll(const fp8_value *args)
             continue;
         history[counts[t] % length * tensors + t] = running[t];
         counts[t]++;
+        if (counts[t] >= 2 * length)
+            counts[t] = (int32_t)length;
         float amax = args[FP8_ROLL_most_recent].i
                          ? running[t]
                          : amax_of_history(history + t, tensors, fp8_min_i64(counts[t], length));

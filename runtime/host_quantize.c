@@ -5,6 +5,9 @@
  * copies with their padding, scales, column sums. fused is amax and then quantize, cast measures
  * the tensor beside the cast: one launch on a GPU, the same bits here.
  */
+#include <float.h>
+#include <math.h>
+
 #include "runtime/host_tile.h"
 
 enum { TILE = FP8_HOST_TILE };
@@ -151,6 +154,14 @@ static fp8_status measure(struct fp8_pool *pool, const fp8_semantics *semantics,
     return FP8_OK;
 }
 
+/* An amax from elsewhere may be anything: inf counts as FLT_MAX, NaN and negative as 0. */
+static float usable_amax(float amax)
+{
+    if (!(amax > 0.0f))
+        return 0.0f;
+    return amax < FLT_MAX ? amax : FLT_MAX;
+}
+
 fp8_status fp8_host_cast(struct fp8_pool *pool, const fp8_semantics *semantics,
                          const fp8_value *args)
 {
@@ -172,9 +183,10 @@ fp8_status fp8_host_cast(struct fp8_pool *pool, const fp8_semantics *semantics,
         known = largest_of(args[FP8_CAST_partials].p, args[FP8_CAST_n_partials].i);
         is_amax = true;
     }
-    job.scale =
-        is_amax ? fp8_scale_of_amax(known, fp8_host_maximum(job.copies.to), semantics->power_of_two)
-                : known;
+    if (is_amax)
+        known = usable_amax(known);
+    float maximum = ldexpf(fp8_host_maximum(job.copies.to), -semantics->margin);
+    job.scale = is_amax ? fp8_scale_of_amax(known, maximum, semantics->power_of_two) : known;
     if (args[FP8_CAST_amax].p != NULL || args[FP8_CAST_found_inf].p != NULL ||
         args[FP8_CAST_dbias_partials].p != NULL)
         FP8_TRY(measure(pool, semantics, args));

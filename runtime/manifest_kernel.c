@@ -247,13 +247,36 @@ static fp8_status read_block(struct fp8_reader *reader, const json_t *object, fp
     return FP8_OK;
 }
 
+static fp8_status read_margin(struct fp8_reader *reader, const json_t *object,
+                              struct fp8_kernel *kernel)
+{
+    int64_t margin = 0;
+    if (!json_object_get(object, "margin"))
+        return FP8_OK;
+    if (kernel->op != FP8_OP_CAST)
+        return fp8_read_bad(reader, "'margin' is not for kernels of op '%s'",
+                            fp8_op_names[kernel->op]);
+    FP8_TRY(fp8_read_integer(reader, object, "margin", 0, FP8_MOST_MARGIN, &margin));
+    kernel->semantics.margin = (int32_t)margin;
+    return FP8_OK;
+}
+
 static fp8_status read_semantics(struct fp8_reader *reader, const json_t *record,
                                  struct fp8_kernel *kernel)
 {
-    static const char *const keys[] = { "source_dtype", "target_dtype", "power_of_two",
-                                        "accumulate",   "second_dtype", "scaling",
-                                        "block",        "a_scaling",    "b_scaling",
-                                        "a_transposed", "b_transposed", NULL };
+    static const char *const keys[] = { "source_dtype",
+                                        "target_dtype",
+                                        "power_of_two",
+                                        "accumulate",
+                                        "second_dtype",
+                                        "scaling",
+                                        "block",
+                                        "a_scaling",
+                                        "b_scaling",
+                                        "a_transposed",
+                                        "b_transposed",
+                                        "margin",
+                                        NULL };
     const json_t *object;
     fp8_semantics *how = &kernel->semantics;
     const unsigned needs = said[kernel->op];
@@ -265,6 +288,7 @@ static fp8_status read_semantics(struct fp8_reader *reader, const json_t *record
     FP8_TRY(read_dtype_of(reader, object, "target_dtype", needs & TARGET, &how->target_dtype));
     FP8_TRY(read_flag(reader, object, "power_of_two", false, &how->power_of_two));
     FP8_TRY(read_flag(reader, object, "accumulate", needs & GEMM, &how->accumulate));
+    FP8_TRY(read_margin(reader, object, kernel));
     if (needs & SCALING)
         FP8_TRY(read_scaling(reader, object, "scaling", &how->scaling));
     if (needs & BLOCK)

@@ -152,7 +152,7 @@ static fp8_status read_history(struct fp8_reader *reader, const json_t *object,
     FP8_TRY(fp8_read_integer(reader, object, "history_length", 1, 65536, &recipe->history_length));
     FP8_TRY(fp8_read_word(reader, object, "algo", algorithms, 2, &word));
     recipe->most_recent = word == 1;
-    FP8_TRY(fp8_read_integer(reader, object, "margin", 0, 8, &margin));
+    FP8_TRY(fp8_read_integer(reader, object, "margin", 0, FP8_MOST_MARGIN, &margin));
     recipe->margin = (int32_t)margin;
     return fp8_read_bool(reader, object, "calibrate", &recipe->calibrate);
 }

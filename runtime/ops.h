@@ -113,6 +113,7 @@ typedef struct fp8_semantics {
     bool transposed;            /* gemm: a is stored [depth][rows] */
     bool second_transposed;     /* gemm: b is stored [depth][cols] */
     bool power_of_two;          /* quantising ops: scales rounded down to powers of two */
+    int32_t margin;             /* cast: a scale made from an amax is taken of maximum / 2^margin */
     bool accumulate;            /* store, gemm: target += source */
 } fp8_semantics;
 

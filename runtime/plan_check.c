@@ -218,6 +218,8 @@ static fp8_status check_cast(const struct fp8_checker *c)
         { FP8_CAST_partials, NO_LD, !fresh, FP8_DTYPE_FP32, 1, value_of(c, FP8_CAST_n_partials) },
         { FP8_CAST_scales, NO_LD, false, FP8_DTYPE_FP32, 1, FP8_SCALES_COUNT },
         { FP8_CAST_amax, NO_LD, true, FP8_DTYPE_FP32, 1, 1 });
+    if (c->step->semantics.margin != c->plan->recipe.margin)
+        return fp8_plan_bad(c, FP8_CAST_known, "margin of the kernel is not the recipe's");
     return FP8_OK;
 }
 

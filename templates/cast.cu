@@ -15,7 +15,13 @@
 using source_t = $source;
 using format = $format;
 constexpr bool power_of_two = $power_of_two;
+constexpr int margin = $margin;
 constexpr int threads = tile_threads;
+
+// An amax from elsewhere may be anything: inf counts as the largest finite number, NaN and negative as 0.
+__device__ __forceinline__ float usable_amax(float amax) {
+    return amax > 0.0f ? fminf(amax, 3.402823466e+38f) : 0.0f;
+}
 
 // Once, at the end: this CTA's maximum into the running one.
 __device__ __forceinline__ void write_running(const amax_of<source_t> &seen, u32 *slots,
@@ -47,7 +53,10 @@ extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 
     float given = own ? largest_partial<threads>(partials, n_partials, slots) : *known;
     bool is_amax = own || known_is_amax;
     scale_pair pair = {given, __fdiv_rn(1.0f, given)};
-    if (is_amax) pair = scale_from_amax<format, power_of_two>(given);
+    if (is_amax) {
+        given = usable_amax(given);
+        pair = scale_from_amax<format, power_of_two, margin>(given);
+    }
     write_scales(scales, pair, is_amax ? given : 0.0f);
 
     amax_of<source_t> seen;

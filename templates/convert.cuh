@@ -1,6 +1,6 @@
 // convert.cuh - scales, and the cast to FP8, bit for bit as the numerics rules of fp8gen say.
 //
-//   scale     = max / amax, IEEE division; 1 for amax = 0; FLT_MAX where that overflows; optionally
+//   scale     = (max / 2^margin) / amax, IEEE division; 1 for amax = 0; FLT_MAX where that overflows; optionally
 //               rounded down to a power of two by clearing the mantissa.
 //   q         = cast(x * scale), round to nearest even; finite x saturates, also where x * scale
 //               overflows; NaN becomes 0x7f; +-inf becomes NaN in E4M3 and stays +-inf in E5M2.
@@ -16,11 +16,12 @@ struct scale_pair {
     float scale_inv;
 };
 
-template <class format, bool power_of_two>
+template <class format, bool power_of_two, int margin = 0>
 __device__ __forceinline__ scale_pair scale_from_amax(float amax) {
+    constexpr float maximum = format::max / (1 << margin); // exact
     float scale = 1.0f;
     if (amax > 0.0f) {
-        scale = __fdiv_rn(format::max, amax);
+        scale = __fdiv_rn(maximum, amax);
         if (scale > 3.402823466e+38f) scale = 3.402823466e+38f;
         if (power_of_two) scale = __uint_as_float(__float_as_uint(scale) & 0xff800000u);
     }

@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(threads)
 #pragma unroll
             for (int w = 1; w < warps; ++w) amax = best[w][lane] > amax ? best[w][lane] : amax;
             history[place * tensors + t] = running[t];
-            counts[t] = int(count + 1);
+            counts[t] = int(count + 1 < 2 * length ? count + 1 : length);
             scale[t] = new_scale(scale[t], amax, maxima[t], power_of_two);
             running[t] = -1.0f;
             if (fresh) fresh[t] = 0;

@@ -127,8 +127,14 @@ local kernel_kinds = {
     cast = {
         op = "cast",
         template = "cast.cu",
-        name = cast_name "cast",
-        parameters = cast_parameters,
+        name = function(s)
+            return name_of(cast_name "cast" (s), s.margin and "margin" .. s.margin or "")
+        end,
+        parameters = function(s)
+            local parameters = cast_parameters(s)
+            parameters.margin = s.margin or 0
+            return parameters
+        end,
         shared_bytes = tile_bytes,
         grid = tiles(TILE, TILE, 3),
     },

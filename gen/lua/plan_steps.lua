@@ -77,6 +77,7 @@ local function copies_of(o)
     return table.concat(words, " and ")
 end
 
+-- when, if given: another step, which always runs, reports what is not finite.
 local function amax_step(c, o, reason, when)
     return {
         op = "amax",
@@ -85,7 +86,7 @@ local function amax_step(c, o, reason, when)
         args = merged(source_args(o), partial_args(c, o), {
             partials = "amax_partials",
             n_partials = PARTIALS,
-            found_inf = "found_inf",
+            found_inf = when and c.null or "found_inf",
             when = when or o.when,
         }),
         reason = reason,
@@ -131,9 +132,10 @@ end
 
 -- The scale is known before: from a state, or from an amax that is handed over.
 local function cast_step(c, o, known, reason)
+    local margin = c.layer.recipe.margin or 0
     return {
         op = "cast",
-        kernel = c.kernel("cast", semantics(c, o)),
+        kernel = c.kernel("cast", semantics(c, o, { margin = margin > 0 and margin or nil })),
         args = merged(source_args(o), copies_args(c, o), partial_args(c, o), {
             known = known.buffer,
             known_is_amax = known.is_amax and 1 or 0,

@@ -35,7 +35,7 @@ static const char spec[] =
 const char bundle_recipes[] =
     "return model \"recipes\" { tokens = 40, max_tokens = 300, bias = true, layers = {\n"
     "  linear \"delayed\" { in_features = 72, out_features = 96,\n"
-    "    recipe = recipe.delayed { calibrate = true, history_length = 4 } },\n"
+    "    recipe = recipe.delayed { calibrate = true, history_length = 4, margin = 2 } },\n"
     "  linear \"rowwise\" { in_features = 72, out_features = 96, recipe = recipe.rowwise {} },\n"
     "  linear \"hp\" { in_features = 72, out_features = 96, recipe = recipe.rowwise_hp_wgrad {} "
     "},\n"
@@ -325,6 +325,12 @@ static bool flag_of(json_t *kernel, const char *key)
     return json_is_true(json_object_get(json_object_get(kernel, "semantics"), key));
 }
 
+static int32_t margin_of(json_t *kernel)
+{
+    return (int32_t)json_integer_value(
+        json_object_get(json_object_get(kernel, "semantics"), "margin"));
+}
+
 static fp8_scaling scaling_named(json_t *kernel, const char *key)
 {
     static const char *const names[] = { [FP8_SCALING_TENSOR] = "tensor",
@@ -458,6 +464,7 @@ static void execute_launch(const char *entry, unsigned grid, unsigned block, voi
                                 .scaling = scaling_named(kernel, is_gemm ? "a_scaling" : "scaling"),
                                 .second_scaling = scaling_named(kernel, "b_scaling"),
                                 .power_of_two = flag_of(kernel, "power_of_two"),
+                                .margin = margin_of(kernel),
                                 .accumulate = flag_of(kernel, "accumulate") };
     fp8_value values[FP8_OP_MAX_ARGS] = { { 0 } };
     struct maps maps = { 0 };

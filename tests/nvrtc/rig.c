@@ -26,6 +26,7 @@ const char rig_every_variant[] = "return model \"variants\" { layers = {\n"
                "grad_input = \"fp32\", output = \"fp16\", grad_weight = \"fp16\"")
     LAYER("e", "bias = true, recipe = recipe.delayed {}")
     LAYER("f", "recipe = recipe.delayed { power_of_two = true }, weight = \"fp32\"")
+    LAYER("l", "recipe = recipe.delayed { calibrate = true, margin = 2 }")
     LAYER("g", "bias = true, recipe = recipe.rowwise {}")
     LAYER("h", "recipe = recipe.rowwise { power_of_two = false }, weight = \"fp32\"")
     LAYER("i", "recipe = recipe.rowwise_hp_wgrad {}, weight = \"fp32\"")

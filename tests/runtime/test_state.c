@@ -371,7 +371,124 @@ static void calibration_takes_the_tensors_own_amax_once(void **state)
     world_free(&o);
 }
 
+/* ---- amaxes that are handed over ---- */
+
+/* The scale that quantising `role` gives with the amax of these bits; its inverse and the amax taken
+ * are looked at here. */
+static float scale_of_given(struct world *o, fp8_role role, float amax, float taken)
+{
+    struct rig_operand operand;
+    struct rig_block word;
+    rig_operand_make(&operand,
+                     bytes_of(o->layer[0], role == FP8_ROLE_X   ? FP8_BYTES_X
+                                           : role == FP8_ROLE_W ? FP8_BYTES_WEIGHT
+                                                                : FP8_BYTES_GRAD),
+                     0x7E);
+    rig_block_make(&word, sizeof amax, 0, 0xFF);
+    memcpy(word.image, &amax, sizeof amax);
+    rig_block_push(&word);
+    rig_block_push(&operand.block);
+    fp8_quantize_args args = FP8_QUANTIZE_ARGS_INIT;
+    args.role = role;
+    args.source = role == FP8_ROLE_X ? &o->x.t : role == FP8_ROLE_W ? &o->w.t : &o->dy.t;
+    args.operand = &operand.op;
+    args.amax = (const float *)(const void *)word.device;
+    args.call = call_of(o, 0);
+    RIG_OK(fp8_quantize(o->layer[0], &args));
+    rig_block_pull(&operand.block, "operand");
+    const float *scales = (const float *)(const void *)operand.block.image;
+    float scale = scales[0];
+    EXPECT_FLOAT(scales[4], 1.0f / scale);
+    EXPECT_FLOAT(scales[8], taken);
+    rig_operand_free(&operand);
+    rig_block_free(&word);
+    return scale;
+}
+
+static void a_margin_is_in_every_scale(void **state)
+{
+    (void)state;
+    struct world o;
+    world_make(&o, 1, "history_length = 4, calibrate = true, margin = 2");
+    fill(&o.w, 0.5f, 1);
+    fill(&o.x, 3.0f, 2);
+    fill(&o.dy, 5.0f, 3);
+    update(&o, 0, 1);
+    forward(&o, 0);
+    backward(&o, 0);
+    struct rig_operand *made[] = { &o.saved, &o.weight, &o.grad };
+    const float wanted[] = { 112.0f / 3.0f, 112.0f / 0.5f, 14336.0f / 5.0f };
+    for (int i = 0; i < 3; i++) { /* calibrated */
+        rig_block_pull(&made[i]->block, "operand");
+        EXPECT_FLOAT(((const float *)(const void *)made[i]->block.image)[0], wanted[i]);
+    }
+    EXPECT_FLOAT(scale_of_given(&o, FP8_ROLE_X, 7.0f, 7.0f), 112.0f / 7.0f);
+    EXPECT_FLOAT(scale_of_given(&o, FP8_ROLE_W, 6.0f, 6.0f), 112.0f / 6.0f);
+    EXPECT_FLOAT(scale_of_given(&o, FP8_ROLE_DY, 7.0f, 7.0f), 14336.0f / 7.0f);
+    world_free(&o);
+}
+
+static void a_given_amax_may_be_no_amax(void **state)
+{
+    (void)state;
+    struct world o;
+    world_make(&o, 1, "history_length = 4");
+    fill(&o.w, 0.5f, 1);
+    fill(&o.x, 3.0f, 2);
+    fill(&o.dy, 5.0f, 3);
+    for (int role = FP8_ROLE_X; role <= FP8_ROLE_DY; role++) {
+        float maximum = role == FP8_ROLE_DY ? 57344.0f : 448.0f;
+        EXPECT_FLOAT(scale_of_given(&o, (fp8_role)role, INFINITY, FLT_MAX), maximum / FLT_MAX);
+        EXPECT_FLOAT(scale_of_given(&o, (fp8_role)role, FLT_MAX, FLT_MAX), maximum / FLT_MAX);
+        EXPECT_FLOAT(scale_of_given(&o, (fp8_role)role, NAN, 0.0f), 1.0f);
+        EXPECT_FLOAT(scale_of_given(&o, (fp8_role)role, -NAN, 0.0f), 1.0f);
+        EXPECT_FLOAT(scale_of_given(&o, (fp8_role)role, -3.0f, 0.0f), 1.0f);
+        EXPECT_FLOAT(scale_of_given(&o, (fp8_role)role, -INFINITY, 0.0f), 1.0f);
+    }
+    world_free(&o);
+}
+
 /* ---- what leaves a state alone ---- */
+
+/* Nor does the amax that calibration begins with. */
+static void a_weight_that_is_not_refreshed_is_not_looked_at(void **state)
+{
+    (void)state;
+    struct world o;
+    struct seen before;
+    struct rig_block words; /* refresh, found_inf */
+    world_make(&o, 1, "history_length = 4, calibrate = true");
+    fill(&o.w, 1.0f, 1);
+    rig_set(&o.w, 3, 5, INFINITY);
+    rig_tensor_push(&o.w);
+    rig_block_make(&words, 2 * sizeof(uint32_t), 0, 0xFF);
+    rig_block_push(&o.weight.block);
+    look(&o, &before);
+    for (uint32_t refresh = 0; refresh < 2; refresh++) {
+        uint32_t both[] = { refresh, 0 };
+        memcpy(words.image, both, sizeof both);
+        rig_block_push(&words);
+        fp8_weight_args args = FP8_WEIGHT_ARGS_INIT;
+        args.w = &o.w.t;
+        args.version = 1;
+        args.weight = &o.weight.op;
+        args.refresh = (const uint32_t *)(const void *)words.device;
+        args.found_inf = (uint32_t *)(void *)words.device + 1;
+        args.call = call_of(&o, 0);
+        RIG_OK(fp8_weight_update(o.layer[0], &args));
+        rig_block_pull(&words, "words");
+        memcpy(both, words.image, sizeof both);
+        assert_int_equal(both[1], refresh);
+        if (refresh == 0) {
+            expect_same(&o, &before);
+            rig_block_pull(&o.weight.block, "weight");
+            for (size_t i = 0; i < o.weight.block.bytes; i++)
+                assert_int_equal(o.weight.block.image[i], 0x7E);
+        }
+    }
+    rig_block_free(&words);
+    world_free(&o);
+}
 
 static void evaluation_changes_nothing(void **state)
 {
@@ -716,6 +833,9 @@ int main(void)
         cmocka_unit_test(powers_of_two),
         cmocka_unit_test(bytes_keep_the_scale_they_were_made_with),
         cmocka_unit_test(calibration_takes_the_tensors_own_amax_once),
+        cmocka_unit_test(a_margin_is_in_every_scale),
+        cmocka_unit_test(a_given_amax_may_be_no_amax),
+        cmocka_unit_test(a_weight_that_is_not_refreshed_is_not_looked_at),
         cmocka_unit_test(evaluation_changes_nothing),
         cmocka_unit_test(training_after_evaluation_is_the_same),
         cmocka_unit_test(evaluation_takes_the_weight_that_is_there),

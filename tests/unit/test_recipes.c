@@ -159,6 +159,8 @@ static void test_delayed(void **state)
     layer = first_layer(plan);
     expect_ops(pass_of(layer, "fprop"), "amax cast gemm");
     expect_text(step_of(pass_of(layer, "fprop"), "amax"), "when", "state_fresh");
+    expect_text(step_of(pass_of(layer, "weight"), "amax"), "found_inf", NULL);
+    expect_text(step_of(pass_of(layer, "weight"), "cast"), "found_inf", "found_inf");
     cast = step_of(pass_of(layer, "quantize_dy"), "cast");
     expect_text(cast, "fresh", "state_fresh");
     expect_text(cast, "partials", "amax_partials");

@@ -321,6 +321,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_pp128x128c1s6g8(fp32 *out, co
 //   used by:   
 //   parameters: entry = "fp8_cast_bf16_e4m3_pow2"
 //               format = "e4m3"
+//               margin = 0
 //               power_of_two = true
 //               source = "bf16"
 #line 1 "cast.cu"
@@ -336,6 +337,7 @@ extern "C" __global__ void fp8_cast_bf16_e4m3_pow2(const source_t *source) {}
 //   used by:   
 //   parameters: entry = "fp8_cast_fp32_e4m3_pow2"
 //               format = "e4m3"
+//               margin = 0
 //               power_of_two = true
 //               source = "fp32"
 #line 1 "cast.cu"
@@ -636,6 +638,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x192c2s4p1g8(bf16 *out, 
 //   used by:   
 //   parameters: entry = "fp8_cast_bf16_e4m3"
 //               format = "e4m3"
+//               margin = 0
 //               power_of_two = false
 //               source = "bf16"
 #line 1 "cast.cu"
@@ -651,6 +654,7 @@ extern "C" __global__ void fp8_cast_bf16_e4m3(const source_t *source) {}
 //   used by:   
 //   parameters: entry = "fp8_cast_bf16_e5m2"
 //               format = "e5m2"
+//               margin = 0
 //               power_of_two = false
 //               source = "bf16"
 #line 1 "cast.cu"

@@ -305,6 +305,7 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
 //   used by:   
 //   parameters: entry = "fp8_cast_bf16_e4m3"
 //               format = "e4m3"
+//               margin = 0
 //               power_of_two = false
 //               source = "bf16"
 #line 1 "cast.cu"
@@ -320,6 +321,7 @@ extern "C" __global__ void fp8_cast_bf16_e4m3(const source_t *source) {}
 //   used by:   
 //   parameters: entry = "fp8_cast_bf16_e5m2"
 //               format = "e5m2"
+//               margin = 0
 //               power_of_two = false
 //               source = "bf16"
 #line 1 "cast.cu"

@@ -196,10 +196,11 @@ extern "C" __global__ void fp8_amax_bf16(const source_t *p) {
 
 // Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
-//   kernel:     cast_bf16_e4m3_pow2
+//   kernel:     cast_bf16_e4m3_pow2_margin1
 //   used by:    delayed
-//   parameters: entry = "fp8_cast_bf16_e4m3_pow2"
+//   parameters: entry = "fp8_cast_bf16_e4m3_pow2_margin1"
 //               format = "e4m3"
+//               margin = 1
 //               power_of_two = true
 //               source = "bf16"
 #line 1 "cast.cu"
@@ -207,7 +208,7 @@ extern "C" __global__ void fp8_amax_bf16(const source_t *p) {
 using source_t = bf16;
 using format = e4m3;
 constexpr bool power_of_two = true;
-extern "C" __global__ void fp8_cast_bf16_e4m3_pow2(const source_t *source) {}
+extern "C" __global__ void fp8_cast_bf16_e4m3_pow2_margin1(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
