@@ -436,7 +436,7 @@ def main():
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the program")
     parser.add_argument("--repeat", type=int, default=10)
     parser.add_argument("--recipe", default="current", help="of the FP8 run whose losses these are")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.what == "losses" and len(args.files) < 2:
         parser.error("losses takes FP8.csv BF16.csv [BF16_OTHER_SEED.csv]")
     torch.manual_seed(0)
