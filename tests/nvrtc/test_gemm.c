@@ -193,7 +193,7 @@ static double seconds_of(clockid_t clock)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* Under ASan the compiler's own allocations go through the sanitizer, which takes most of the time. */
+/* Under ASan the compiler's own allocations go through the sanitizer; the plain build judges the time. */
 #ifdef __SANITIZE_ADDRESS__
 static const double limit = 20.0; /* of the processor's time */
 #else
