@@ -180,6 +180,8 @@
  *     a_transposed, b_transposed  bool: the operand is stored [depth][rows] ([depth][cols]); of bf16
  *     accumulation      "fast" | "split" | "256" | "512" (split by cuBLASLt)
  *     stage             workspace buffer for outputs that cuBLASLt cannot write in place
+ *                       (of fp32 where an operand has scaling row: the store applies the scales, since
+ *                       cuBLASLt's own order of the two factors overflows)
  *     stage_bias        workspace buffer for a bias that must be moved for it, or null; the stage of a
  *                       pass with a bias is fp32, and the store adds the bias
  *     gemm_workspace    workspace buffer for cuBLASLt
@@ -204,7 +206,7 @@
 #define FP8_BUNDLE_FORMAT_H
 
 #define FP8_BUNDLE_FORMAT "fp8gen-bundle"
-#define FP8_BUNDLE_FORMAT_VERSION 3
+#define FP8_BUNDLE_FORMAT_VERSION 4
 #define FP8_BUNDLE_MANIFEST "manifest.json"
 #define FP8_BUNDLE_KERNEL_DIR "kernels"
 
@@ -303,7 +305,9 @@
  *   scale, running, maxima: fp32[tensors]; counts: int32, fresh: uint32[tensors]; history:
  *   fp32[length][tensors].
  *
- * store: target[i,j] = convert(source[i,j]) or, for an accumulate kernel, convert(target + source).
+ * store: target[i,j] = convert(value) or, for an accumulate kernel, convert(target + value), with value =
+ *   source[i,j]; where a_scales (and then b_scales too) is not NULL, (source * min(sa, sb)) * max(sa, sb)
+ *   with sa = a_scales[i * a_scales_step] and sb = b_scales[j * b_scales_step]; then + bias[j], if any.
  *
  * dequantize: target[i,j] = decode(source[i,j]) * scale_inv of the element by the kernel's scaling,
  *   or of source[j,i] if transposed (scales are then those of the transposed copy). scales: a scale
@@ -375,7 +379,8 @@
     X(most_recent, INT32) X(power_of_two, INT32)
 
 #define FP8_OP_ARGS_STORE(X)                                                                       \
-    X(source, POINTER) X(source_ld, INT64) X(bias, POINTER) X(target, POINTER)                     \
+    X(source, POINTER) X(source_ld, INT64) X(a_scales, POINTER) X(a_scales_step, INT64)            \
+    X(b_scales, POINTER) X(b_scales_step, INT64) X(bias, POINTER) X(target, POINTER)               \
     X(target_ld, INT64) X(rows, INT64) X(cols, INT64)
 
 #define FP8_OP_ARGS_DEQUANTIZE(X)                                                                  \

@@ -12,7 +12,8 @@
  * 16). Elsewhere it goes to the stage, whose rows are padded, in chunks of rows, and a store kernel
  * takes it from there: nothing outside the caller's tensor is ever touched. An output with a bias
  * and a 16-bit one that accumulates are staged in fp32, and the store adds, so that they are rounded
- * once. That is also the way of shapes and dtypes to which the library adds no bias.
+ * once. That is also the way of shapes and dtypes to which the library adds no bias, and of scales
+ * by row, which the store applies.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -283,6 +284,15 @@ static fp8_status place_bias(const struct fp8_gemm_plan *plan, const struct fp8_
     return FP8_OK;
 }
 
+/* A vector of the operand's rows from `first` on, or the one scale of the tensor again and again. */
+static void put_store_scales(fp8_scaling scaling, const fp8_value *scales, int64_t first,
+                             fp8_value *vector, fp8_value *step)
+{
+    bool by_row = scaling == FP8_SCALING_ROW;
+    vector->p = (float *)scales->p + (by_row ? first : FP8_SCALES_SCALE_INV);
+    step->i = by_row;
+}
+
 static fp8_status store_rows(const struct fp8_gemm_plan *plan, const struct fp8_frame *frame,
                              const fp8_value *args, int64_t first, int64_t rows)
 {
@@ -291,7 +301,8 @@ static fp8_status store_rows(const struct fp8_gemm_plan *plan, const struct fp8_
         args[FP8_GEMM_accumulate].i ? gemm->accumulate.kernel : gemm->overwrite.kernel;
     int64_t bytes = (int64_t)fp8_dtype_bytes(plan->step->semantics.target_dtype);
     int64_t out_ld = args[FP8_GEMM_out_ld].i;
-    const fp8_value store_args[FP8_STORE_ARG_COUNT] = {
+    const fp8_semantics *how = &plan->step->semantics;
+    fp8_value store_args[FP8_STORE_ARG_COUNT] = {
         [FP8_STORE_source].p = frame->address[gemm->stage],
         [FP8_STORE_source_ld].i = frame->ld[gemm->stage],
         [FP8_STORE_bias].p = args[FP8_GEMM_bias].p,
@@ -300,6 +311,12 @@ static fp8_status store_rows(const struct fp8_gemm_plan *plan, const struct fp8_
         [FP8_STORE_rows].i = rows,
         [FP8_STORE_cols].i = args[FP8_GEMM_cols].i,
     };
+    if (fp8_lt_scaled_by_store(plan)) {
+        put_store_scales(how->scaling, &args[FP8_GEMM_a_scales], first,
+                         &store_args[FP8_STORE_a_scales], &store_args[FP8_STORE_a_scales_step]);
+        put_store_scales(how->second_scaling, &args[FP8_GEMM_b_scales], 0,
+                         &store_args[FP8_STORE_b_scales], &store_args[FP8_STORE_b_scales_step]);
+    }
     return fp8_kernel_run(plan->context, store, store_args, frame->stream, frame->sms);
 }
 

@@ -124,13 +124,11 @@ static cudaDataType_t data_type(fp8_dtype dtype)
 
 /* Attributes and values of CUDA 12.9, which older headers lack. */
 enum { DESC_A_SCALE_MODE = 31, DESC_B_SCALE_MODE = 32 };
-enum { SCALE_SCALAR = 0, SCALE_OUTER_VECTOR = 3, SCALE_VECTOR_128 = 4, SCALE_BLOCK_128 = 5 };
+enum { SCALE_SCALAR = 0, SCALE_VECTOR_128 = 4, SCALE_BLOCK_128 = 5 };
 
 static int32_t scale_mode(const struct fp8_lt_operand *operand)
 {
     switch (operand->scaling) {
-    case FP8_SCALING_ROW:
-        return SCALE_OUTER_VECTOR;
     case FP8_SCALING_BLOCK:
         return SCALE_VECTOR_128;
     case FP8_SCALING_TILE:

@@ -16,10 +16,10 @@
 struct fp8_lt_operand {
     fp8_dtype dtype;
     bool transposed;     /* stored [depth, rows] */
-    fp8_scaling scaling; /* of both: tensor, row or none; or block of a, block or tile of b */
+    fp8_scaling scaling; /* of both: tensor or none; or block of a, block or tile of b */
     int64_t ld;
     const void *data;
-    const float *scales; /* scale_inv as the library reads it: one, a vector, or blocks */
+    const float *scales; /* scale_inv as the library reads it: one (NULL: 1), or blocks */
 };
 
 /* A product that cuBLASLt can be asked for or run. Extents are padded as its rules want them. */

@@ -1,10 +1,13 @@
 /*
  * gemm_lt_problem.c - see gemm_lt_problem.h: the rules of cuBLASLt on Hopper.
  *
- * FP8: depth % 16 (our buffers have zeros behind it), bytes of an output row % 16. Scales by row: a
- * vector for each operand, so that one scale beside a vector is repeated. Scales by block: rows % 8,
- * and the library works out where the scales lie from the rows it is given; for a part of the rows
- * they are copied together. Both are known since CUDA 12.9, on compute capability 9.0 only.
+ * FP8: depth % 16 (our buffers have zeros behind it), bytes of an output row % 16. Scales by block:
+ * rows % 8, and the library works out where the scales lie from the rows it is given; for a part of
+ * the rows they are copied together; known since CUDA 12.9, on compute capability 9.0 only.
+ *
+ * Scales by row are not given to the library, whose mode for them multiplies by one vector and then
+ * by the other: with the larger scale first a sum overflows that the result does not. The plain sums
+ * go to a stage of fp32, and the store takes the smaller scale first.
  *
  * What is moved lies at the head of the plan's workspace; the algorithms get the rest.
  */
@@ -44,24 +47,27 @@ fp8_status fp8_lt_check_scaling(const struct fp8_gemm_plan *plan)
 {
     const struct fp8_context *context = plan->context;
     uint64_t version = fp8_lt_version(context->lt);
-    if (!by_block(plan) && !has(plan, FP8_SCALING_ROW))
+    if (!by_block(plan))
         return FP8_OK;
-    const char *scaling = by_block(plan) ? "block" : "row";
     if (version < scaling_version)
         return fp8_fail(
             FP8_ERR_CUBLASLT,
-            "layer '%s', %s: scales by %s need cuBLASLt %llu (CUDA 12.9) or newer, this "
+            "layer '%s', %s: scales by block need cuBLASLt %llu (CUDA 12.9) or newer, this "
             "is %llu; install a newer one, or take a recipe with one scale a tensor",
-            plan->layer->name, fp8_pass_name(plan->pass), scaling,
-            (unsigned long long)scaling_version, (unsigned long long)version);
+            plan->layer->name, fp8_pass_name(plan->pass), (unsigned long long)scaling_version,
+            (unsigned long long)version);
     if (context->arch != 90)
         return fp8_fail(
             FP8_ERR_CUBLASLT,
-            "layer '%s', %s: cuBLASLt has scales by %s on compute capability 9.0, not on "
+            "layer '%s', %s: cuBLASLt has scales by block on compute capability 9.0, not on "
             "%d.%d; take a recipe with one scale a tensor",
-            plan->layer->name, fp8_pass_name(plan->pass), scaling, context->arch / 10,
-            context->arch % 10);
+            plan->layer->name, fp8_pass_name(plan->pass), context->arch / 10, context->arch % 10);
     return FP8_OK;
+}
+
+bool fp8_lt_scaled_by_store(const struct fp8_gemm_plan *plan)
+{
+    return has(plan, FP8_SCALING_ROW);
 }
 
 /* ---- extents ---- */
@@ -72,6 +78,8 @@ bool fp8_lt_way_exists(const struct fp8_gemm_plan *plan, enum fp8_lt_way way, in
     const struct fp8_gemm_step *gemm = plan->step->gemm;
     if (way == FP8_LT_STAGED)
         return true;
+    if (fp8_lt_scaled_by_store(plan))
+        return false;
     if (!is_bf16(plan) && cols * element_bytes(plan) % FP8_LT_OUT_ALIGN != 0)
         return false;
     if (by_block(plan) && rows % ROWS_PAD != 0)
@@ -83,10 +91,10 @@ bool fp8_lt_way_exists(const struct fp8_gemm_plan *plan, enum fp8_lt_way way, in
     return gemm->may_accumulate && gemm->accumulate.stage_dtype == semantics_of(plan)->target_dtype;
 }
 
-/* What the library is told: one scale beside a vector becomes a vector. */
-static fp8_scaling told_scaling(const struct fp8_gemm_plan *plan, fp8_scaling scaling)
+/* What the library is told; a tensor without a scale has scale 1. */
+static fp8_scaling told_scaling(fp8_scaling scaling)
 {
-    return scaling == FP8_SCALING_TENSOR && has(plan, FP8_SCALING_ROW) ? FP8_SCALING_ROW : scaling;
+    return scaling == FP8_SCALING_ROW ? FP8_SCALING_TENSOR : scaling;
 }
 
 struct fp8_lt_problem fp8_lt_base_problem(const struct fp8_gemm_plan *plan, const fp8_value *args,
@@ -97,9 +105,9 @@ struct fp8_lt_problem fp8_lt_base_problem(const struct fp8_gemm_plan *plan, cons
     if (!is_bf16(plan))
         depth = fp8_round_up(depth, by_block(plan) ? BLOCK : DEPTH_PAD);
     return (struct fp8_lt_problem){
-        .a = { how->source_dtype, how->transposed, told_scaling(plan, how->scaling),
+        .a = { how->source_dtype, how->transposed, told_scaling(how->scaling),
                args[FP8_GEMM_a_ld].i, args[FP8_GEMM_a].p, NULL },
-        .b = { how->second_dtype, how->second_transposed, told_scaling(plan, how->second_scaling),
+        .b = { how->second_dtype, how->second_transposed, told_scaling(how->second_scaling),
                args[FP8_GEMM_b_ld].i, args[FP8_GEMM_b].p, NULL },
         .fast = plan->step->gemm->accumulation == FP8_ACCUMULATION_FAST,
         .rows = args[FP8_GEMM_rows].i,
@@ -188,24 +196,6 @@ static const float *scales_at(fp8_scaling scaling, const float *scales, int64_t 
     return scaling == FP8_SCALING_TENSOR ? scales + FP8_SCALES_SCALE_INV : scales + first;
 }
 
-/* *vector becomes its one scale `count` times: copies of what is there, each twice as long as the
- * one before. */
-static fp8_status repeat_scale(const struct fp8_gemm_plan *plan, struct fp8_lt_problem *problem,
-                               int64_t count, const float **vector)
-{
-    float *target = take_workspace(problem, count * (int64_t)sizeof *target);
-    const float *scale = *vector;
-    *vector = target != NULL ? target : anywhere();
-    if (target == NULL)
-        return FP8_OK;
-    FP8_TRY(fp8_copy_bytes(plan->context, target, scale, sizeof *target, problem->stream));
-    for (int64_t done = 1; done < count; done *= 2)
-        FP8_TRY(fp8_copy_bytes(plan->context, target + done, target,
-                               (size_t)fp8_min_i64(done, count - done) * sizeof *target,
-                               problem->stream));
-    return FP8_OK;
-}
-
 /* Scales [k block][row] of some rows, copied as if there were no others. */
 static fp8_status gather_scales(const struct fp8_gemm_plan *plan, struct fp8_lt_problem *problem,
                                 int64_t scales_ld, const float **scales)
@@ -227,16 +217,10 @@ fp8_status fp8_lt_place_scales(const struct fp8_gemm_plan *plan, struct fp8_lt_p
     const fp8_semantics *how = semantics_of(plan);
     const float *a = args[FP8_GEMM_a_scales].p, *b = args[FP8_GEMM_b_scales].p;
     int64_t a_ld = args[FP8_GEMM_a_scales_ld].i;
-    if (how->scaling == FP8_SCALING_NONE)
+    if (how->scaling == FP8_SCALING_NONE || fp8_lt_scaled_by_store(plan))
         return FP8_OK;
     problem->a.scales = scales_at(how->scaling, a, first);
     problem->b.scales = scales_at(how->second_scaling, b, 0);
-    if (how->scaling != problem->a.scaling)
-        FP8_TRY(repeat_scale(plan, problem, fp8_round_up(problem->rows, FP8_LT_COLS_PAD),
-                             &problem->a.scales));
-    if (how->second_scaling != problem->b.scaling)
-        FP8_TRY(repeat_scale(plan, problem, fp8_round_up(problem->cols, FP8_LT_COLS_PAD),
-                             &problem->b.scales));
     if (how->scaling == FP8_SCALING_BLOCK && problem->rows != a_ld)
         FP8_TRY(gather_scales(plan, problem, a_ld, &problem->a.scales));
     return FP8_OK;

@@ -37,6 +37,8 @@ int64_t fp8_lt_chunk(const struct fp8_gemm_plan *plan, const struct fp8_lt_probl
 /* The problem for rows [first, first + rows) of a staged product. */
 void fp8_lt_take_rows(struct fp8_lt_problem *problem, const fp8_value *args, int64_t first,
                       int64_t rows);
+/* Whether the store of the stage applies the scales, not the library. */
+bool fp8_lt_scaled_by_store(const struct fp8_gemm_plan *plan);
 /* Scales of rows [first, first + problem->rows) of a and of all of b, as the library reads them: in
  * place, or enqueued copies at the head of the workspace. */
 fp8_status fp8_lt_place_scales(const struct fp8_gemm_plan *plan, struct fp8_lt_problem *problem,

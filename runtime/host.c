@@ -32,6 +32,8 @@ fp8_status fp8_host_decode_table(fp8_dtype format, float values[256])
 
 struct store {
     const void *source;
+    const float *a_scales, *b_scales; /* of rows and columns, or NULL */
+    int64_t a_step, b_step;
     const uint16_t *bias; /* bf16, or NULL */
     void *target;
     int64_t source_ld, target_ld, rows, cols, rows_per_item;
@@ -46,6 +48,15 @@ static float load_float(const void *address, fp8_dtype dtype)
     return dtype == FP8_DTYPE_BF16 ? fp8_bf16_to_float(half) : fp8_fp16_to_float(half);
 }
 
+/* The smaller of the two scales first. */
+static float store_scaled(const struct store *job, int64_t i, int64_t j, float value)
+{
+    if (job->a_scales == NULL)
+        return value;
+    float a = job->a_scales[i * job->a_step], b = job->b_scales[j * job->b_step];
+    return a < b ? value * a * b : value * b * a;
+}
+
 static void store_item(void *user, int64_t index)
 {
     const struct store *job = user;
@@ -55,6 +66,7 @@ static void store_item(void *user, int64_t index)
     for (int64_t i = first; i < last; i++) {
         for (int64_t j = 0; j < job->cols; j++) {
             float value = load_float(fp8_host_at(job->source, from, job->source_ld, i, j), from);
+            value = store_scaled(job, i, j, value);
             if (job->bias != NULL)
                 value += fp8_bf16_to_float(job->bias[j]);
             void *target = fp8_host_at(job->target, to, job->target_ld, i, j);
@@ -88,6 +100,10 @@ static fp8_status run_store(struct fp8_pool *pool, const fp8_semantics *how, con
         .source = args[FP8_STORE_source].p,
         .target = args[FP8_STORE_target].p,
         .source_ld = args[FP8_STORE_source_ld].i,
+        .a_scales = args[FP8_STORE_a_scales].p,
+        .a_step = args[FP8_STORE_a_scales_step].i,
+        .b_scales = args[FP8_STORE_b_scales].p,
+        .b_step = args[FP8_STORE_b_scales_step].i,
         .bias = args[FP8_STORE_bias].p,
         .target_ld = args[FP8_STORE_target_ld].i,
         .rows = args[FP8_STORE_rows].i,

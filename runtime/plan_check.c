@@ -361,6 +361,10 @@ static fp8_status check_stage(const struct fp8_checker *c, int64_t padded)
         (c->tokens > 0 && fp8_dim_at(&stage->rows, c->tokens) < 1) ||
         fp8_dim_at(&stage->cols, c->tokens) * (int64_t)fp8_dtype_bytes(stage->dtype) % 16 != 0)
         return fp8_plan_bad(c, FP8_GEMM_out, "the stage does not hold a row of it");
+    const struct fp8_semantics *how = &c->step->semantics;
+    if ((how->scaling == FP8_SCALING_ROW || how->second_scaling == FP8_SCALING_ROW) &&
+        stage->dtype != FP8_DTYPE_FP32)
+        return fp8_plan_bad(c, FP8_GEMM_out, "the stage of a product with scales a row is fp32");
     if (!fp8_is_given(c, FP8_GEMM_bias))
         return FP8_OK;
     if (gemm->stage_bias < 0)

@@ -43,6 +43,15 @@ local function by_cublaslt(step, tokens)
     end
 end
 
+-- Bytes into the stage and from there to out, and the seconds that they take. Those of scales a row are
+-- in the seconds of the product already.
+local function stage_cost(step, rows, cols)
+    local bytes = 2.0 * rows * cols * SIZE[step.store.overwrite.stage_dtype]
+    if step.a_scaling == "row" or step.b_scaling == "row" then return bytes, 0.0 end
+    if cols * SIZE[step.out_dtype] % 16 == 0 then return 0.0, 0.0 end
+    return bytes, bytes / (COPY * COPY_SHARE) + LAUNCH
+end
+
 -- Bytes, FLOPs and seconds of one step. sizes: name of a buffer -> its bytes; gemm: of choose.lua.
 local function step_cost(step, sizes, tokens, gemm)
     if step.op == "gemm" then
@@ -51,9 +60,9 @@ local function step_cost(step, sizes, tokens, gemm)
         local flops = 2.0 * rows * cols * number(args.depth, tokens)
         local bytes = bytes_of(step, { "a", "b", "out", "bias" }, sizes)
         local seconds = gemm.seconds
-        if by_cublaslt(step, tokens) and cols * SIZE[step.out_dtype] % 16 ~= 0 then
-            local staged = 2.0 * rows * cols * SIZE[step.out_dtype] -- into the stage, from there to out
-            bytes, seconds = bytes + staged, seconds + staged / (COPY * COPY_SHARE) + LAUNCH
+        if by_cublaslt(step, tokens) then
+            local staged, more = stage_cost(step, rows, cols)
+            bytes, seconds = bytes + staged, seconds + more
         end
         return bytes, flops, seconds
     end

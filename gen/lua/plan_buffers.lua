@@ -99,20 +99,22 @@ local function stage_buffer(name, dtype, rows, cols, group)
     return { name = name, dtype = dtype, rows = dim(rows, rule), cols = width }
 end
 
--- A bias is added when the stage is stored: cuBLASLt adds one to some dtypes and shapes only. And it has
--- no product of bf16 that gives fp16.
-local function stage_dtype(layer, pass, dtype)
-    local plain = recipe.of(layer).plain
-    local by_store = pass == "fprop" and layer.bias or dtype == "fp16" and plain and plain[pass]
-    return by_store and "fp32" or dtype
+-- A bias is added when the stage is stored: cuBLASLt adds one to some dtypes and shapes only. Scales of
+-- rows are applied there. And cuBLASLt has no product of bf16 that gives fp16.
+local function stage_dtype(layer, pass, a, dtype)
+    local row = recipe.of(layer)
+    local plain = row.plain and row.plain[pass]
+    local by_store = pass == "fprop" and layer.bias or dtype == "fp16" and plain
+    local scales = not plain and row[a].row == "row"
+    return (by_store or scales) and "fp32" or dtype
 end
 
 function M.y_stage_dtype(layer)
-    return stage_dtype(layer, "fprop", layer.output)
+    return stage_dtype(layer, "fprop", "x", layer.output)
 end
 
 function M.dx_stage_dtype(layer)
-    return stage_dtype(layer, "dgrad", layer.grad_input)
+    return stage_dtype(layer, "dgrad", "dy", layer.grad_input)
 end
 
 -- What quantising leaves between its launches: amaxes of the tensor, of the columns of an operand band by

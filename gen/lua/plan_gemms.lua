@@ -212,7 +212,7 @@ end
 
 local scalings = {
     tensor = "",
-    row = " with a scale a row",
+    row = " with a scale a row, which the store applies",
     block = " with scales of blocks",
     tile = " with scales of blocks",
 }
@@ -231,7 +231,9 @@ local function cublaslt_reason(g)
         how = ("FP8 %s x %s%s through cuBLASLt with %s; operands are \z
 padded, so every M, N, K fits"):format(g.a_dtype, g.b_dtype, scalings[g.a_scaling], as)
     end
-    return how .. "; " .. output_reason(g.out, g.dtype, g.cols)
+    local out = g.scaling == "row" and g.out .. " staged in fp32"
+        or output_reason(g.out, g.dtype, g.cols)
+    return how .. "; " .. out
 end
 
 -- What the recipe says of a GEMM's operands: dtype, scaling, and the copy, or the caller's tensor, which

@@ -219,8 +219,15 @@ local LT_OUT = 0.74 -- share of a tile's way out that shows
 local LT_SPLIT = 1.196 -- blocks of split accumulation take that much longer
 local LT_SUSTAINED = { fast = 1.352e15, split = 4.196e15 }
 local LT_START = { fast = 5.3e-6, split = 4.6e-6 }
--- Operands of bf16 ("none") and scales that are not of whole tensors: an estimate, not measured here.
-local LT_SLOWER = { tensor = 1, row = 1.05, block = 1.2, none = 1.85 }
+-- Operands of bf16 ("none") and scales of blocks: an estimate, not measured here.
+local LT_SLOWER = { tensor = 1, row = 1, block = 1.2, none = 1.85 }
+
+-- Scales of rows: its sums go to a stage of fp32, and from there through the kernel that scales them.
+local STAGE_START = 3e-6
+local function stage_seconds(p)
+    local out = SIZE[p.out] * (p.add and 2 or 1)
+    return STAGE_START + p.rows * p.cols * (8 + out) / WRITE
+end
 
 function M.cublaslt_seconds(p)
     local best = math.huge
@@ -232,7 +239,8 @@ function M.cublaslt_seconds(p)
         best = math.min(best, waves * each)
     end
     local slower = LT_SLOWER[p.scaling or "tensor"]
-    return LT_START[kind_of(p)] + limited(best * slower, p, LT_SUSTAINED[kind_of(p)] / slower)
+    local stage = p.scaling == "row" and stage_seconds(p) or 0
+    return stage + LT_START[kind_of(p)] + limited(best * slower, p, LT_SUSTAINED[kind_of(p)] / slower)
 end
 
 function M.flops(p) return flops_of(p) end

@@ -503,10 +503,9 @@ static fp8_dtype dtype_of_cuda(int type)
 
 static fp8_scaling scaling_of(int type, int mode)
 {
-    static const fp8_scaling scalings[] = { [0] = FP8_SCALING_TENSOR,
-                                            [3] = FP8_SCALING_ROW,
-                                            [4] = FP8_SCALING_BLOCK,
-                                            [5] = FP8_SCALING_TILE };
+    static const fp8_scaling scalings[] = {
+        [0] = FP8_SCALING_TENSOR, [4] = FP8_SCALING_BLOCK, [5] = FP8_SCALING_TILE
+    };
     return dtype_of_cuda(type) == FP8_DTYPE_BF16 ? FP8_SCALING_NONE : scalings[mode];
 }
 
@@ -514,10 +513,11 @@ static fp8_scaling scaling_of(int type, int mode)
 static void put_scales(fp8_value *scales, fp8_value *ld, fp8_scaling scaling, const float *from,
                        int64_t rows, int64_t depth)
 {
+    static const float one = 1.0f;
     int64_t blocks = (depth + 127) / 128;
     scales->p = (void *)(uintptr_t)from;
     if (scaling == FP8_SCALING_TENSOR)
-        scales->p = (void *)(uintptr_t)(from - FP8_SCALES_SCALE_INV);
+        scales->p = (void *)(uintptr_t)((from != NULL ? from : &one) - FP8_SCALES_SCALE_INV);
     ld->i = scaling == FP8_SCALING_TILE ? (blocks + 3) / 4 * 4 : (rows + 3) / 4 * 4;
 }
 

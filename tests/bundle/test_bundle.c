@@ -113,7 +113,7 @@ struct change {
 
 static const struct change changes[] = {
     { "format", "\"other\"", "'format' is not" },
-    { "format_version", "1", "format version 1, this libfp8 (0.1.0) reads version 3" },
+    { "format_version", "1", "format version 1, this libfp8 (0.1.0) reads version 4" },
     { "format_version", NULL, "'format_version' is missing" },
     { "extra", "1", "unknown field 'extra'" },
     { "generator", "5", "'generator' is an integer, a string is wanted" },

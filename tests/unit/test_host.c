@@ -222,7 +222,10 @@ static void store_converts_and_adds(void **state)
         struct matrix target = make(how.target_dtype, source.rows, source.cols,
                                     source.cols + round % 4, random_below(9));
         struct matrix bias = make_random(FP8_DTYPE_BF16, 1, source.cols);
-        bool has_bias = round % 4 == 1;
+        struct matrix scales[2] = { make_random(FP8_DTYPE_FP32, 1, source.rows + 1),
+                                    make_random(FP8_DTYPE_FP32, 1, source.cols) };
+        bool has_bias = round % 4 == 1, is_scaled = round % 3 == 2;
+        int64_t steps[2] = { round % 5 != 0, round % 7 != 0 };
         for (int64_t i = 0; how.accumulate && i < target.rows; i++) {
             for (int64_t j = 0; j < target.cols; j++)
                 put(&target, i, j, (float)(i - j) / 8);
@@ -235,6 +238,10 @@ static void store_converts_and_adds(void **state)
             [FP8_STORE_rows].i = source.rows,
             [FP8_STORE_cols].i = source.cols,
             [FP8_STORE_bias].p = has_bias ? bias.data : NULL,
+            [FP8_STORE_a_scales].p = is_scaled ? scales[0].data : NULL,
+            [FP8_STORE_a_scales_step].i = steps[0],
+            [FP8_STORE_b_scales].p = is_scaled ? scales[1].data : NULL,
+            [FP8_STORE_b_scales_step].i = steps[1],
         };
         assert_int_equal(fp8_host_run(pool, FP8_OP_STORE, &how, args), FP8_OK);
         struct matrix one = make(how.target_dtype, 1, 1, 1, 0);
@@ -246,6 +253,9 @@ static void store_converts_and_adds(void **state)
                     old = get(&one, 0, 0);
                 }
                 float value = get(&source, i, j);
+                float a = get(&scales[0], 0, i * steps[0]), b = get(&scales[1], 0, j * steps[1]);
+                if (is_scaled)
+                    value = value * fminf(a, b) * fmaxf(a, b);
                 if (has_bias)
                     value += get(&bias, 0, j);
                 put(&one, 0, 0, old + value);
@@ -254,9 +264,30 @@ static void store_converts_and_adds(void **state)
         }
         drop(&one);
         drop(&bias);
+        drop(&scales[0]);
+        drop(&scales[1]);
         drop(&source);
         drop(&target);
     }
+}
+
+/* The product of the scales, and that of the sum and the larger one, are beyond float32. */
+static void store_takes_the_smaller_scale_first(void **state)
+{
+    (void)state;
+    const fp8_semantics how = { .source_dtype = FP8_DTYPE_FP32, .target_dtype = FP8_DTYPE_FP32 };
+    float source[2] = { 1e5f, 1e-6f }, target[2];
+    float rows[1] = { 0x1p120f }, cols[2] = { 0x1p-30f, 0x1p15f };
+    const fp8_value args[FP8_STORE_ARG_COUNT] = {
+        [FP8_STORE_source].p = source, [FP8_STORE_source_ld].i = 2,
+        [FP8_STORE_a_scales].p = rows, [FP8_STORE_a_scales_step].i = 1,
+        [FP8_STORE_b_scales].p = cols, [FP8_STORE_b_scales_step].i = 1,
+        [FP8_STORE_target].p = target, [FP8_STORE_target_ld].i = 2,
+        [FP8_STORE_rows].i = 1,        [FP8_STORE_cols].i = 2,
+    };
+    assert_int_equal(fp8_host_run(pool, FP8_OP_STORE, &how, args), FP8_OK);
+    assert_true(target[0] == 1e5f * 0x1p90f);
+    assert_true(target[1] == 1e-6f * 0x1p15f * 0x1p120f && isfinite(target[1]));
 }
 
 static void dequantize_takes_either_copy(void **state)
@@ -370,6 +401,7 @@ int main(void)
         cmocka_unit_test(quantize_writes_both_copies_and_pads),
         cmocka_unit_test(dbias_is_the_column_sum),
         cmocka_unit_test(store_converts_and_adds),
+        cmocka_unit_test(store_takes_the_smaller_scale_first),
         cmocka_unit_test(dequantize_takes_either_copy),
         cmocka_unit_test(callers_mode_does_not_matter),
         cmocka_unit_test(refuses_dtypes_it_does_not_take),

@@ -1,8 +1,8 @@
 /*
  * cublaslt.c - the fake cuBLASLt: see fake.h.
  *
- * Its rules are those of FP8 on compute capability 9.0, with scales of a tensor, by row, and by
- * 128 or 128x128, and those of bf16, which has no others than the alignment that was promised.
+ * Its rules are those of FP8 on compute capability 9.0, with scales of a tensor and of 128 or
+ * 128x128, and those of bf16, which has no others than the alignment that was promised.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +30,7 @@ struct op {
     int32_t bias_type, sms, a_mode, b_mode;
     int8_t fast;
 };
-enum { SCALAR = 0, ROWS = 3, LINES_128 = 4, BLOCKS_128 = 5 }; /* modes of scales */
+enum { SCALAR = 0, LINES_128 = 4, BLOCKS_128 = 5 }; /* modes of scales */
 struct layout {
     cudaDataType_t type;
     uint64_t rows, cols;
@@ -171,7 +171,7 @@ static bool is_fp8(cudaDataType_t type)
 static bool scales_fit(const struct op *op, const struct layout *d)
 {
     int a = op->a_mode, b = op->b_mode;
-    if (a == SCALAR || a == ROWS)
+    if (a == SCALAR)
         return a == b;
     /* the library has no 128x128 with 128x128; rows are whole vectors */
     return (a == LINES_128 || a == BLOCKS_128) && b == LINES_128 && !op->fast && d->cols % 8 == 0 &&
@@ -197,14 +197,12 @@ static bool bf16_fits(const struct op *op, const struct layout *a, const struct 
            op->b_mode == SCALAR;
 }
 
-/* Of the dtype of D, but bf16 for FP8 into fp32; with scales by row not for a D of 16 columns, for
- * which the library has nothing at a depth of 6144. */
+/* Of the dtype of D, but bf16 for FP8 into fp32. */
 static bool bias_fits(const struct op *op, const struct layout *a, const struct layout *d)
 {
     bool bf16 = d->type == CUDA_R_16BF || (d->type == CUDA_R_32F && is_fp8(a->type));
     return op->epilogue == CUBLASLT_EPILOGUE_BIAS &&
-           op->bias_type == (int32_t)(bf16 ? CUDA_R_16BF : d->type) &&
-           !(op->a_mode == ROWS && d->rows <= 16);
+           op->bias_type == (int32_t)(bf16 ? CUDA_R_16BF : d->type);
 }
 
 static uint64_t depth_of(cublasOperation_t op, const struct layout *layout, bool along)
@@ -294,7 +292,8 @@ static bool alignments_fit(const struct op *op, const struct layout *const layou
 {
     if (is_fp8(layouts[0]->type))
         return aligned(pointers[0], 16) && aligned(pointers[1], 16) && aligned(pointers[2], 16) &&
-               aligned(op->a_scale, 16) && aligned(op->b_scale, 16);
+               (!op->a_scale || aligned(op->a_scale, 16)) &&
+               (!op->b_scale || aligned(op->b_scale, 16)); /* NULL: 1 */
     for (int i = 0; i < 3; i++) {
         uintptr_t to = promised > 16 ? 16 : (uintptr_t)promised,
                   element = (uintptr_t)bytes_of(layouts[i]->type);
@@ -362,11 +361,11 @@ EXPORT cublasStatus_t cublasLtMatmul(
         .sms = op->sms,
     };
     __atomic_add_fetch(&state.products, 1, __ATOMIC_RELAXED);
-    if (op->a_mode == ROWS)
-        __atomic_add_fetch(&state.by_row, 1, __ATOMIC_RELAXED);
-    else if (op->a_mode != SCALAR)
+    if (op->a_mode != SCALAR)
         __atomic_add_fetch(&state.by_block, 1, __ATOMIC_RELAXED);
     else if (!is_fp8(la->type))
+        __atomic_add_fetch(&state.of_bf16, 1, __ATOMIC_RELAXED);
+    else if (op->a_scale == NULL && op->b_scale == NULL)
         __atomic_add_fetch(&state.unscaled, 1, __ATOMIC_RELAXED);
     state.last_algorithm = (int)algo->data[0];
     if (state.multiply)

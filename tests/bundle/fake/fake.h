@@ -71,7 +71,7 @@ struct fake_product {
     int64_t m, n, k, lda, ldb, ldd;
     const void *a, *b;
     void *d;
-    const float *a_scale, *b_scale; /* NULL of bf16 */
+    const float *a_scale, *b_scale; /* NULL of bf16, and for 1 */
     int a_mode, b_mode;             /* cublasLtMatmulMatrixScale_t */
     bool a_across, b_across;        /* m (n) runs along the columns in memory, not k; bf16 */
     const void *bias;               /* bf16, or NULL */
@@ -94,9 +94,10 @@ struct fake_lt {
     int64_t queries, checks, products, refusals;
     int64_t rules; /* products refused because they break a rule of cuBLASLt */
     int last_algorithm;
-    int live;                           /* handles */
-    uint64_t version;                   /* FAKE_LT_VERSION */
-    int64_t by_row, by_block, unscaled; /* products with scales of this kind */
+    int live;         /* handles */
+    uint64_t version; /* FAKE_LT_VERSION */
+    int64_t by_block, unscaled,
+        of_bf16;        /* products with scales of blocks, of FP8 without, of bf16 */
     bool (*load)(void); /* asked when an algorithm runs for the first time; false: it cannot run */
     uint64_t loaded;    /* bit = algorithm */
 };

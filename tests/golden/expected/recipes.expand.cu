@@ -118,7 +118,7 @@ extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
 // Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     store_bf16_bf16
-//   used by:    block, delayed, rowwise, hp_wgrad, bf16
+//   used by:    block, delayed, bf16
 //   parameters: accumulate = false
 //               entry = "fp8_store_bf16_bf16"
 //               source = "bf16"
@@ -350,6 +350,111 @@ using format = e4m3;
 constexpr bool power_of_two = false;
 extern "C" __global__ void fp8_quantize_row_dbias_bf16_e4m3(const source_t *source) {}
 
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model recipes>
+//   kernel:     gemm_e4m3_e4m3_fp32_row_co128x64c1s8p2g8
+//   used by:    rowwise
+//   parameters: a_format = "e4m3"
+//               a_row_scaled = true
+//               add = false
+//               b_format = "e4m3"
+//               b_row_scaled = true
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e4m3_e4m3_fp32_row_co128x64c1s8p2g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               run = 1
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "fp32"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = false;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_row_co128x64c1s8p2g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model recipes>
+//   kernel:     gemm_e4m3_e4m3_fp32_row_add_co128x64c1s8p2g8
+//   used by:    rowwise
+//   parameters: a_format = "e4m3"
+//               a_row_scaled = true
+//               add = true
+//               b_format = "e4m3"
+//               b_row_scaled = true
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e4m3_e4m3_fp32_row_add_co128x64c1s8p2g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               run = 1
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "fp32"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = true;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_row_add_co128x64c1s8p2g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model recipes>
+//   kernel:     gemm_e4m3_e4m3_bf16_row_co128x64c1s8p2g8
+//   used by:    rowwise
+//   parameters: a_format = "e4m3"
+//               a_row_scaled = true
+//               add = false
+//               b_format = "e4m3"
+//               b_row_scaled = true
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_row_co128x64c1s8p2g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               run = 1
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "bf16"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = false;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_row_co128x64c1s8p2g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     dequantize_e4m3_row
@@ -437,6 +542,41 @@ using source_t = bf16;
 using format = e4m3;
 constexpr bool power_of_two = true;
 extern "C" __global__ void fp8_quantize_row_dbias_bf16_e4m3_pow2(const source_t *source) {}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model recipes>
+//   kernel:     gemm_e4m3_e4m3_bf16_arow_co128x64c1s8p2g8
+//   used by:    hp_wgrad
+//   parameters: a_format = "e4m3"
+//               a_row_scaled = true
+//               add = false
+//               b_format = "e4m3"
+//               b_row_scaled = false
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_arow_co128x64c1s8p2g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               run = 1
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "bf16"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = false;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_arow_co128x64c1s8p2g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
 
 // Made by fp8gen 0.1.0 from the template amax_dbias.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
