@@ -31,6 +31,32 @@ fp8_status fp8_capture_check(const struct fp8_context *context, const char *call
                     call, stream ? "the stream" : "a blocking stream of this device");
 }
 
+fp8_status fp8_capture_of(const struct fp8_context *context, const char *call, fp8_stream stream,
+                          uint64_t *capture)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    cuuint64_t number = 0;
+    *capture = 0;
+    CUresult result =
+        context->driver->stream_capture_info(stream, &status, &number, NULL, NULL, NULL);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+        return fp8_fail(
+            FP8_ERR_CAPTURE,
+            "%s: the stream is the legacy stream, which cannot be used while a blocking "
+            "stream of this device is being captured into a CUDA graph; name a stream",
+            call);
+    if (result != CUDA_SUCCESS)
+        return fp8_fail_cuda(context->driver, result, "%s: asking whether a stream is captured",
+                             call);
+    if (status == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
+        return fp8_fail(FP8_ERR_CAPTURE,
+                        "%s: the capture of the stream into a CUDA graph was broken by an earlier "
+                        "call; end it and begin anew",
+                        call);
+    *capture = status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? (uint64_t)number + 1 : 0;
+    return FP8_OK;
+}
+
 fp8_status fp8_uncaptured_enter(const struct fp8_context *context, const char *call,
                                 fp8_stream stream, struct fp8_uncaptured *entered)
 {

@@ -259,10 +259,10 @@ fp8_status fp8_comm_wait(fp8_comm *comm, fp8_stream stream)
 {
     if (!comm)
         return fp8_fail(FP8_ERR_ARGUMENT, "comm_wait: comm is NULL");
-    bool pushed;
-    FP8_TRY(fp8_context_enter(comm->context, &pushed));
+    struct fp8_uncaptured entered;
+    FP8_TRY(fp8_uncaptured_enter(comm->context, "comm_wait", stream, &entered));
     fp8_status status = comm->transport->wait(comm, stream);
-    fp8_context_leave(comm->context, pushed);
+    fp8_uncaptured_leave(comm->context, &entered);
     return fp8_report(comm->context, status);
 }
 
@@ -283,10 +283,10 @@ fp8_status fp8_comm_alloc(fp8_comm *comm, size_t bytes, void **memory)
         return fp8_fail(FP8_ERR_ARGUMENT, "comm_alloc: comm is NULL");
     if (!comm->transport->alloc)
         return fp8_memory_alloc(comm->context, bytes, memory);
-    bool pushed;
-    FP8_TRY(fp8_context_enter(comm->context, &pushed));
+    struct fp8_uncaptured entered;
+    FP8_TRY(fp8_uncaptured_enter(comm->context, "comm_alloc", NULL, &entered));
     fp8_status status = comm->transport->alloc(comm, bytes ? bytes : 1, memory);
-    fp8_context_leave(comm->context, pushed);
+    fp8_uncaptured_leave(comm->context, &entered);
     return fp8_report(comm->context, status);
 }
 
@@ -294,12 +294,12 @@ void fp8_comm_free(fp8_comm *comm, void *memory)
 {
     if (!comm || !memory)
         return;
-    bool pushed;
+    struct fp8_uncaptured entered;
     if (!comm->transport->free)
         fp8_memory_free(comm->context, memory);
-    else if (fp8_context_enter(comm->context, &pushed) == FP8_OK) {
+    else if (fp8_uncaptured_enter(comm->context, NULL, NULL, &entered) == FP8_OK) {
         comm->transport->free(comm, memory);
-        fp8_context_leave(comm->context, pushed);
+        fp8_uncaptured_leave(comm->context, &entered);
     }
 }
 

@@ -88,19 +88,10 @@ fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what)
 
 /* ---- what is under way; the lock is held, the context entered ---- */
 
-static fp8_status poll_locked(struct nccl *nccl)
+static fp8_status poll_events(struct nccl *nccl)
 {
     fp8_comm *comm = &nccl->comm;
     const struct fp8_driver *driver = comm->context->driver;
-    FP8_TRY(fp8_comm_failure_locked(comm));
-    int state = FP8_NCCL_SUCCESS;
-    int result = nccl->table->get_async_error(nccl->handle, &state);
-    if (result == FP8_NCCL_SUCCESS && state != FP8_NCCL_IN_PROGRESS)
-        result = state;
-    if (result != FP8_NCCL_SUCCESS) {
-        const char *label = nccl->count ? nccl->pending[nccl->head].label : comm->label;
-        return fail_nccl(nccl, result, label);
-    }
     while (nccl->count > 0) {
         CUresult query = driver->event_query(nccl->pending[nccl->head].event);
         if (query == CUDA_ERROR_NOT_READY) {
@@ -119,14 +110,39 @@ static fp8_status poll_locked(struct nccl *nccl)
     return FP8_OK;
 }
 
+/* To ask for an event would break a capture of this thread, unless it is in the relaxed mode. */
+static fp8_status poll_locked(struct nccl *nccl)
+{
+    fp8_comm *comm = &nccl->comm;
+    const struct fp8_driver *driver = comm->context->driver;
+    FP8_TRY(fp8_comm_failure_locked(comm));
+    int state = FP8_NCCL_SUCCESS;
+    int result = nccl->table->get_async_error(nccl->handle, &state);
+    if (result == FP8_NCCL_SUCCESS && state != FP8_NCCL_IN_PROGRESS)
+        result = state;
+    if (result != FP8_NCCL_SUCCESS) {
+        const char *label = nccl->count ? nccl->pending[nccl->head].label : comm->label;
+        return fail_nccl(nccl, result, label);
+    }
+    if (nccl->count == 0)
+        return FP8_OK;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    (void)driver->exchange_capture_mode(&mode);
+    fp8_status status = poll_events(nccl);
+    (void)driver->exchange_capture_mode(&mode);
+    return status;
+}
+
 /* An event behind the collective just enqueued. Captured into a graph, it cannot be watched. */
 static fp8_status remember(struct nccl *nccl, fp8_stream stream)
 {
     const struct fp8_driver *driver = nccl->comm.context->driver;
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = driver->stream_is_capturing(stream, &capture);
-    if (result == CUDA_SUCCESS && capture != CU_STREAM_CAPTURE_STATUS_NONE)
+    if (result == CUDA_SUCCESS && capture != CU_STREAM_CAPTURE_STATUS_NONE) {
+        nccl->captured = true;
         return FP8_OK;
+    }
     if (nccl->count == PENDING) /* the newest is recorded anew: it stands for both */
         nccl->count--;
     if (nccl->count == 0)
@@ -271,9 +287,22 @@ static fp8_status nccl_poll(fp8_comm *comm)
     return status;
 }
 
+/* A collective of a graph has no event that is looked at: whoever waits for the stream finds it late. */
+static fp8_status check_graphs(struct nccl *nccl, double start)
+{
+    fp8_comm *comm = &nccl->comm;
+    if (!nccl->captured || fp8_comm_clock() - start <= comm->timeout)
+        return FP8_OK;
+    pthread_mutex_lock(&comm->lock);
+    fp8_status status = fail_late(nccl, "a CUDA graph with collectives (or the stream it is on)");
+    pthread_mutex_unlock(&comm->lock);
+    return status;
+}
+
 static fp8_status nccl_wait(fp8_comm *comm, fp8_stream stream)
 {
     const struct fp8_driver *driver = comm->context->driver;
+    const double start = fp8_comm_clock();
     for (int tries = 0;; tries++) {
         CUresult query = driver->stream_query(stream);
         if (query != CUDA_SUCCESS && query != CUDA_ERROR_NOT_READY)
@@ -282,6 +311,7 @@ static fp8_status nccl_wait(fp8_comm *comm, fp8_stream stream)
         FP8_TRY(nccl_poll(comm));
         if (query == CUDA_SUCCESS)
             return FP8_OK;
+        FP8_TRY(check_graphs((struct nccl *)comm, start));
         fp8_comm_sleep(tries < 100 ? 1e-5 : 2e-4);
     }
 }

@@ -33,6 +33,7 @@ struct nccl {
     struct pending pending[PENDING];
     int head, count;   /* of pending */
     double head_since; /* when the head became the oldest */
+    bool captured;     /* graphs have collectives of this communicator, which nobody watches */
     struct window windows[WINDOWS];
     pthread_t watcher;
     bool watching;

@@ -116,13 +116,13 @@ fp8_status fp8_comm_create_nccl(fp8_context *context, const fp8_comm_options *op
     nccl->flags = options->flags;
     nccl->comm.version = table->version;
     nccl->comm.path = table->path;
-    bool pushed;
-    fp8_status status = fp8_context_enter(context, &pushed);
+    struct fp8_uncaptured entered;
+    fp8_status status = fp8_uncaptured_enter(context, "comm_create", NULL, &entered);
     if (status == FP8_OK) {
         status = make_events(nccl);
         if (status == FP8_OK)
             status = init(nccl, id);
-        fp8_context_leave(context, pushed);
+        fp8_uncaptured_leave(context, &entered);
     }
     if (status == FP8_OK)
         status = start_watcher(nccl);

@@ -57,6 +57,9 @@
     X(stream_query, "cuStreamQuery", (CUstream))                                                   \
     X(stream_wait_event, "cuStreamWaitEvent", (CUstream, CUevent, unsigned))                       \
     X(stream_is_capturing, "cuStreamIsCapturing", (CUstream, CUstreamCaptureStatus *))             \
+    X(stream_capture_info, "cuStreamGetCaptureInfo_v2",                                            \
+      (CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **,           \
+       size_t *))                                                                                  \
     X(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (CUstreamCaptureMode *))         \
     X(event_create, "cuEventCreate", (CUevent *, unsigned))                                        \
     X(event_destroy, "cuEventDestroy_v2", (CUevent))                                               \

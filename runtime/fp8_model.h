@@ -339,7 +339,19 @@ typedef struct fp8_model_backward_args {
 FP8_API fp8_status fp8_model_backward(fp8_model *model, int32_t layer,
                                       const fp8_model_backward_args *args);
 
-/* Makes `stream` wait for everything that the model has on its own streams: before the optimizer step. */
+/* Joins `stream` and the model's own stream: each waits for what the other has now. Before the optimizer
+ * step; and around CUDA graphs:
+ *
+ * Every call above but create and destroy can be captured in every mode, collectives and gathers ahead
+ * included, once the model is made. A capture begins and ends with fp8_model_join on its stream: the
+ * first takes the model's stream in (a pass does so, too; fp8_model_gather alone cannot), without the last
+ * the capture has a stream that was not joined. Inside, nothing counts as gathered that was gathered
+ * outside, and the reverse; an update is always enqueued, also of a version that the model has, and counts
+ * as done from then on, though its values come with the launch. All ranks capture and launch the same.
+ * Between a launch and calls outside the graph: fp8_model_join on the stream of the launch.
+ * Collectives of a graph are not watched: where a rank does not launch it, fp8_comm_wait ends with the
+ * timeout, and the error names the graph, not the collective.
+ * FP8_ERR_CAPTURE: a weight is still acquired that was acquired on the other side of the capture. */
 FP8_API fp8_status fp8_model_join(fp8_model *model, fp8_stream stream);
 
 /* ---- what ran when ---- */

@@ -101,6 +101,10 @@ struct fp8_uncaptured {
 /* FP8_ERR_CAPTURE if the stream is captured (NULL: any blocking stream); the context is entered. */
 fp8_status fp8_capture_check(const struct fp8_context *context, const char *call,
                              fp8_stream stream);
+/* Which capture the stream is in, by a number that no other capture of the process has; 0: none. The
+ * context is entered. FP8_ERR_CAPTURE: it was broken, or the legacy stream cannot be used now. */
+fp8_status fp8_capture_of(const struct fp8_context *context, const char *call, fp8_stream stream,
+                          uint64_t *capture);
 /* For calls that block, load or allocate: the check, then the context entered and this thread in the
  * relaxed capture mode until leave. call NULL: no check, for what must always be undone. */
 fp8_status fp8_uncaptured_enter(const struct fp8_context *context, const char *call,

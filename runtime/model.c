@@ -41,6 +41,7 @@ static void drop_mark(const fp8_model *model, struct fp8_mark *mark)
 fp8_status fp8_mark_record(const fp8_model *model, struct fp8_mark *mark, fp8_stream stream)
 {
     mark->set = true;
+    mark->capture = model->capture;
     if (model->context->is_host)
         return FP8_OK;
     CUresult result = model->context->driver->event_record((CUevent)mark->event, stream);
@@ -51,7 +52,7 @@ fp8_status fp8_mark_record(const fp8_model *model, struct fp8_mark *mark, fp8_st
 
 fp8_status fp8_mark_wait(const fp8_model *model, const struct fp8_mark *mark, fp8_stream stream)
 {
-    if (model->context->is_host || !mark->set)
+    if (model->context->is_host || !mark->set || mark->capture != model->capture)
         return FP8_OK;
     CUresult result = model->context->driver->stream_wait_event(stream, (CUevent)mark->event, 0);
     if (result == CUDA_SUCCESS)
@@ -473,17 +474,6 @@ fp8_status fp8_model_check(const char *call, fp8_model *model, int32_t layer)
     return model->comm ? fp8_comm_poll(model->comm) : FP8_OK;
 }
 
-fp8_status fp8_model_check_stream(const char *call, const fp8_model *model, fp8_stream stream)
-{
-    if (!model->comm || model->context->is_host)
-        return FP8_OK;
-    bool pushed;
-    FP8_TRY(fp8_context_enter(model->context, &pushed));
-    fp8_status status = fp8_capture_check(model->context, call, stream);
-    fp8_context_leave(model->context, pushed);
-    return status;
-}
-
 fp8_status fp8_model_rows(const fp8_model *model, int32_t layer, int64_t *first, int64_t *count)
 {
     if (!model || layer < 0 || layer >= model->weight_count)
@@ -494,14 +484,4 @@ fp8_status fp8_model_rows(const fp8_model *model, int32_t layer, int64_t *first,
     if (count)
         *count = weight->is_hooked ? weight->plan->out_features : weight->shard.count;
     return FP8_OK;
-}
-
-fp8_status fp8_model_join(fp8_model *model, fp8_stream stream)
-{
-    FP8_TRY(fp8_model_check("model_join", model, 0));
-    bool pushed;
-    FP8_TRY(fp8_context_enter(model->context, &pushed));
-    fp8_status status = fp8_model_order(model, &model->ours, model->stream, stream);
-    fp8_context_leave(model->context, pushed);
-    return fp8_report(model->context, status);
 }

@@ -2,7 +2,8 @@
  * model.h - the model as its rooms share it: where its memory lies, what is gathered, what runs.
  *
  * model.c lays out and makes it, model_gather.c brings weights into slots, model_pass.c runs the passes and
- * reduces gradients, model_trace.c records what ran when. Not public.
+ * reduces gradients, model_capture.c follows the caller into graphs, model_trace.c records what ran when.
+ * Not public.
  */
 #ifndef FP8_MODEL_INTERNAL_H
 #define FP8_MODEL_INTERNAL_H
@@ -12,10 +13,12 @@
 
 enum { FP8_MODEL_GRADS = 2, FP8_MODEL_NAME = 64 };
 
-/* A point in a stream's work; on the host everything is done when it is enqueued. */
+/* A point in a stream's work; on the host everything is done when it is enqueued. Only work of the same
+ * capture can wait for it. */
 struct fp8_mark {
     void *event; /* CUevent */
     bool set;
+    uint64_t capture; /* of the model when it was recorded */
 };
 
 struct fp8_model_weight {
@@ -92,7 +95,8 @@ struct fp8_model {
     struct fp8_mark ours;   /* and the reverse */
     struct fp8_mark updated;
     uint64_t version;
-    uint64_t clock; /* counts uses of slots */
+    uint64_t capture; /* that the last call was part of (fp8_capture_of); 0: none */
+    uint64_t clock;   /* counts uses of slots */
     struct fp8_model_record *records;
     int32_t record_capacity, record_count;
     fp8_event *trace_start;
@@ -109,8 +113,12 @@ fp8_status fp8_model_order(fp8_model *model, struct fp8_mark *mark, fp8_stream f
 
 /* The model, the layer's index, and that its communicator is well. */
 fp8_status fp8_model_check(const char *call, fp8_model *model, int32_t layer);
-/* A call that brings gathered weights cannot be captured. */
-fp8_status fp8_model_check_stream(const char *call, const fp8_model *model, fp8_stream stream);
+
+/* ---- captures (model_capture.c) ---- */
+
+/* The model goes with the stream of a call into a capture and out of it, before anything is enqueued or
+ * decided: nothing is gathered then, and its own stream is behind the caller's. */
+fp8_status fp8_model_follow(const char *call, fp8_model *model, fp8_stream stream);
 
 /* ---- gathering (model_gather.c) ---- */
 
@@ -121,6 +129,8 @@ fp8_status fp8_model_hold(fp8_model *model, int32_t layer, fp8_pass pass, const 
 void fp8_model_let_go(fp8_model *model, int32_t layer, fp8_stream stream);
 /* The group after the layer's in the order of a pass, if a slot is free. */
 fp8_status fp8_model_prefetch(fp8_model *model, int32_t layer, fp8_pass pass);
+/* Nothing is gathered any more. */
+void fp8_model_forget_groups(fp8_model *model);
 /* The bias for fprop from the update or a hook; *bias stays as it is if neither has it. */
 fp8_status fp8_model_bias(fp8_model *model, int32_t layer, const fp8_call *call, fp8_tensor *memory,
                           const fp8_tensor **bias);

@@ -78,7 +78,7 @@ static fp8_status check_update(fp8_model *model, const fp8_model_update_args *ar
         if (model->weights[i].bias_bytes)
             FP8_TRY(check_bias(&model->weights[i], &args->bias[i]));
     }
-    return fp8_model_check_stream(call, model, args->call.stream);
+    return FP8_OK;
 }
 
 static fp8_status find_amaxes(fp8_model *model, const fp8_model_update_args *args,
@@ -134,7 +134,7 @@ static fp8_status quantize_shards(fp8_model *model, const fp8_model_update_args 
     return FP8_OK;
 }
 
-static void forget_groups(fp8_model *model)
+void fp8_model_forget_groups(fp8_model *model)
 {
     for (int i = 0; i < model->group_count; i++) {
         struct fp8_model_group *group = &model->groups[i];
@@ -158,14 +158,16 @@ static fp8_status run_update(fp8_model *model, const fp8_model_update_args *args
 fp8_status fp8_model_update(fp8_model *model, const fp8_model_update_args *args)
 {
     fp8_status status = check_update(model, args);
-    if (status == FP8_OK && args->version == model->version)
-        return FP8_OK;
+    if (status == FP8_OK)
+        status = fp8_model_follow("model_update", model, args->call.stream);
+    if (status == FP8_OK && args->version == model->version && !model->capture)
+        return FP8_OK; /* a replay cannot know, so a capture always brings them */
     bool pushed = false;
     if (status == FP8_OK)
         status = fp8_context_enter(model->context, &pushed);
     if (status == FP8_OK) {
         model->version = 0; /* a failure leaves no weights */
-        forget_groups(model);
+        fp8_model_forget_groups(model);
         status = run_update(model, args);
         fp8_context_leave(model->context, pushed);
     }
@@ -344,6 +346,8 @@ fp8_status fp8_model_gather(fp8_model *model, int32_t layer, fp8_pass pass)
     fp8_status status = fp8_model_check("model_gather", model, layer);
     if (status == FP8_OK)
         status = check_pass("model_gather", pass);
+    if (status == FP8_OK)
+        status = fp8_model_follow("model_gather", model, model->stream);
     bool pushed;
     if (status == FP8_OK && (status = fp8_context_enter(model->context, &pushed)) == FP8_OK) {
         status = bring(model, model->weights[layer].group, pass, false);
@@ -511,7 +515,7 @@ fp8_status fp8_model_acquire(fp8_model *model, int32_t layer, fp8_pass pass, con
     if (status == FP8_OK && !call)
         status = fp8_fail(FP8_ERR_ARGUMENT, "%s: call is NULL", name);
     if (status == FP8_OK)
-        status = fp8_model_check_stream(name, model, call->stream);
+        status = fp8_model_follow(name, model, call->stream);
     if (status == FP8_OK && model->weights[layer].plan->is_bf16)
         status = fp8_fail(FP8_ERR_UNSUPPORTED,
                           "%s: layer '%s' has compute bf16: its passes read w itself, there is no "
@@ -526,15 +530,41 @@ fp8_status fp8_model_acquire(fp8_model *model, int32_t layer, fp8_pass pass, con
     return model ? fp8_report(model->context, status) : status;
 }
 
+/* What was acquired in a capture that has ended has no readers outside it; what was acquired outside is not
+ * released by work of a capture. */
+static fp8_status let_go_captured(fp8_model *model, struct fp8_model_group *group,
+                                  fp8_stream stream, bool *done)
+{
+    uint64_t capture = 0;
+    if (!model->context->is_host)
+        FP8_TRY(fp8_capture_of(model->context, "model_release", stream, &capture));
+    if (capture == model->capture)
+        return FP8_OK;
+    if (model->capture == 0)
+        return fp8_fail(
+            FP8_ERR_CAPTURE,
+            "model_release: the weight of layer '%s' was acquired before the capture of "
+            "a CUDA graph began; release it on a stream that is not captured",
+            model->weights[group->first].name);
+    group->readers--;
+    *done = true;
+    return FP8_OK;
+}
+
 fp8_status fp8_model_release(fp8_model *model, int32_t layer, fp8_stream stream)
 {
+    const char *call = "model_release";
     bool pushed;
-    FP8_TRY(fp8_model_check("model_release", model, layer));
-    if (model->groups[model->weights[layer].group].readers == 0)
-        return fp8_fail(FP8_ERR_ARGUMENT, "model_release: the weight of layer '%s' is not acquired",
+    FP8_TRY(fp8_model_check(call, model, layer));
+    struct fp8_model_group *group = &model->groups[model->weights[layer].group];
+    if (group->readers == 0)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: the weight of layer '%s' is not acquired", call,
                         model->weights[layer].name);
     FP8_TRY(fp8_context_enter(model->context, &pushed));
-    fp8_model_let_go(model, layer, stream);
+    bool done = false;
+    fp8_status status = let_go_captured(model, group, stream, &done);
+    if (status == FP8_OK && !done)
+        fp8_model_let_go(model, layer, stream);
     fp8_context_leave(model->context, pushed);
-    return FP8_OK;
+    return fp8_report(model->context, status);
 }

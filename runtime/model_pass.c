@@ -81,7 +81,7 @@ fp8_status fp8_model_fprop(fp8_model *model, int32_t layer, const fp8_fprop_args
                           "model gives it: pass NULL",
                           call, sizeof *args);
     if (status == FP8_OK)
-        status = fp8_model_check_stream(call, model, args->call.stream);
+        status = fp8_model_follow(call, model, args->call.stream);
     bool pushed;
     if (status == FP8_OK && (status = fp8_context_enter(model->context, &pushed)) == FP8_OK) {
         status = run_fprop(model, layer, args);
@@ -432,7 +432,7 @@ static fp8_status check_backward(const struct backward *b)
         FP8_TRY(check_shard(b, "dw", args->dw, false));
     if (args->dbias)
         FP8_TRY(check_shard(b, "dbias", args->dbias, true));
-    return fp8_model_check_stream(call, b->model, b->passes->call.stream);
+    return fp8_model_follow(call, b->model, b->passes->call.stream);
 }
 
 static fp8_status run_backward(struct backward *b)

@@ -2,14 +2,15 @@
  * model_trace.c - what a model ran and when: pairs of events around its work, read out afterwards.
  *
  * In: the places in the streams where pieces of work begin and end. Out: spans in seconds from the start
- * of the trace. Costs nothing while no trace runs; a full trace drops what comes later.
+ * of the trace. Costs nothing while no trace runs; a full trace drops what comes later, and what is
+ * captured into a graph has no time.
  */
 #include "runtime/model.h"
 
 int fp8_model_begin(fp8_model *model, const char *what, int32_t layer, bool is_comm,
                     fp8_stream stream)
 {
-    if (model->record_count >= model->record_capacity)
+    if (model->record_count >= model->record_capacity || model->capture)
         return -1;
     struct fp8_model_record *record = &model->records[model->record_count];
     record->what = what;

@@ -16,6 +16,7 @@ static struct fake_cuda *cuda;
 static struct fake_lt *lt;
 static CUresult (*begin_capture)(CUstream, CUstreamCaptureMode);
 static CUresult (*end_capture)(CUstream, CUgraph *);
+static CUresult (*destroy_graph)(CUgraph);
 
 static const CUstreamCaptureMode modes[] = { CU_STREAM_CAPTURE_MODE_GLOBAL,
                                              CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
@@ -31,6 +32,8 @@ static void find_entries(void)
     memcpy(&begin_capture, &address, sizeof address);
     EXPECT_OK(fp8_library_symbol(FP8_LIBRARY_CUDA, "cuStreamEndCapture", &address, NULL));
     memcpy(&end_capture, &address, sizeof address);
+    EXPECT_OK(fp8_library_symbol(FP8_LIBRARY_CUDA, "cuGraphDestroy", &address, NULL));
+    memcpy(&destroy_graph, &address, sizeof address);
 }
 
 static void capture(CUstreamCaptureMode mode, bool blocking)
@@ -43,6 +46,7 @@ static void finish(void)
 {
     CUgraph graph;
     assert_int_equal(end_capture(CAPTURED, &graph), CUDA_SUCCESS);
+    assert_int_equal(destroy_graph(graph), CUDA_SUCCESS);
     assert_int_equal(cuda->depth, 0);
 }
 
@@ -240,6 +244,7 @@ int main(void)
         return 1;
     find_entries();
     lt->load = cuda->may;
+    lt->record = cuda->record;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(passes_can_be_captured),
         cmocka_unit_test(what_would_build_is_refused),

@@ -4,144 +4,28 @@
  */
 #include <dlfcn.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "runtime/fp8_format.h"
 #include "runtime/fp8_model.h"
 #include "runtime/nccl_abi.h"
 #include "tests/bundle/cuda_rig.h"
-#include "tests/bundle/fake/fake_nccl.h"
+#include "tests/bundle/process_rig.h"
 
-static struct fake_nccl *fake_nccl(void)
-{
-    static struct fake_nccl *nccl;
-    if (!nccl) {
-        char path[1024];
-        const char *build = getenv("FP8_TEST_BUILD");
-        snprintf(path, sizeof path, "%s/fake/libnccl.so.2", build ? build : "build");
-        void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-        if (!handle)
-            fail_msg("%s", dlerror());
-        fake_nccl_getter getter;
-        *(void **)&getter = dlsym(handle, "fake_nccl_state");
-        nccl = getter();
-    }
-    return nccl;
-}
+static char *folder; /* of the bundle */
 
-/* ---- processes ---- */
-
-static char *folder; /* bundle, and the file of the id */
-
-struct process {
-    int rank, ranks;
-    double timeout;
-    uint32_t flags;
-    fp8_context *context;
-    fp8_comm *comm;
-    int variant;
-};
-typedef int (*process_body)(struct process *); /* 0: good */
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: rank %d of %d: %s (last error: %s)\n", __FILE__, __LINE__,     \
-                    p->rank, p->ranks, #condition, fp8_last_error());                              \
-            return 1;                                                                              \
-        }                                                                                          \
-    } while (0)
-
-static bool says(const char *word)
-{
-    if (strstr(fp8_last_error(), word))
-        return true;
-    fprintf(stderr, "the error does not say '%s': %s\n", word, fp8_last_error());
-    return false;
-}
-
-static fp8_status join(struct process *p)
-{
-    char file[1024];
-    fp8_context_options context = FP8_CONTEXT_OPTIONS_INIT;
-    fp8_status status = fp8_context_create(&context, &p->context);
-    if (status != FP8_OK)
-        return status;
-    snprintf(file, sizeof file, "%s/id", folder);
-    fp8_comm_options options = FP8_COMM_OPTIONS_INIT;
-    options.rank = p->rank;
-    options.ranks = p->ranks;
-    options.file = file;
-    options.timeout_seconds = p->timeout;
-    options.flags = p->flags;
-    return fp8_comm_create(p->context, &options, &p->comm);
-}
-
-static void leave(struct process *p)
-{
-    fp8_comm_destroy(p->comm);
-    fp8_context_destroy(p->context);
-}
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
-
-/* Runs the body on all ranks; a rank in `missing` (bits) is not started. Every process must end within
- * 20 seconds with code 0, but for those in `killed`. */
 static void run(int ranks, struct process start, process_body body, unsigned missing,
                 unsigned killed)
 {
-    pid_t pids[16] = { 0 };
-    (void)fake_nccl();
-    fflush(NULL);
-    for (int rank = 0; rank < ranks; rank++) {
-        if (missing >> rank & 1)
-            continue;
-        pids[rank] = fork();
-        assert_true(pids[rank] >= 0);
-        if (pids[rank] == 0) {
-            struct process p = start;
-            p.rank = rank;
-            p.ranks = ranks;
-            fake_nccl()->patience = p.timeout / 4;
-            bundle_fake_cuda()->busy = fake_nccl()->busy;
-            int code = body(&p);
-            fflush(NULL);
-            _exit(code);
-        }
-    }
-    const double end = now() + 20;
-    int faults = 0;
-    for (int rank = 0; rank < ranks; rank++) {
-        int status = 0;
-        while (pids[rank] && waitpid(pids[rank], &status, WNOHANG) == 0) {
-            if (now() > end) {
-                fprintf(stderr, "rank %d hangs\n", rank);
-                kill(pids[rank], SIGKILL);
-                waitpid(pids[rank], &status, 0);
-                break;
-            }
-            usleep(1000);
-        }
-        if (!pids[rank] || killed >> rank & 1)
-            continue;
-        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-            fprintf(stderr, "rank %d of %d failed (%x)\n", rank, ranks, (unsigned)status), faults++;
-    }
-    assert_int_equal(faults, 0);
+    start.folder = folder;
+    process_run(ranks, start, body, missing, killed);
 }
 
 /* ---- right ---- */
 
 static int collectives(struct process *p)
 {
-    CHECK(join(p) == FP8_OK);
+    CHECK(process_join(p) == FP8_OK);
     unsigned char bytes[16 * 8], mine[8] = { 0x7f, 0x80, 0xff, 0, (unsigned char)p->rank, 1, 2, 3 };
     const fp8_gather_part parts[] = { { mine, bytes, 8 }, { mine, bytes, 8 }, { NULL, NULL, 0 } };
     CHECK(fp8_comm_all_gather(p->comm, parts, 3, "w", NULL) == FP8_OK);
@@ -171,7 +55,7 @@ static int collectives(struct process *p)
     CHECK(strcmp(info.transport, "nccl") == 0 && info.version == fake_nccl()->version);
     CHECK(info.is_owned && info.rank == p->rank && strstr(info.path, "libnccl.so.2"));
     CHECK(fake_nccl()->last_blocking == 0);
-    leave(p);
+    process_leave(p);
     CHECK(fake_nccl()->live == 0 && bundle_fake_cuda()->live == 0 &&
           bundle_fake_cuda()->misuse == 0);
     return 0;
@@ -201,7 +85,7 @@ static int window(struct process *p)
     const bool asks = p->variant < 2 || p->variant == 5,
                engine = p->variant == 0 || p->variant == 5;
     const bool is_new = p->variant != 2 && p->variant < 4;
-    CHECK(join(p) == FP8_OK);
+    CHECK(process_join(p) == FP8_OK);
     CHECK((fake_nccl()->last_policy == FP8_NCCL_CTA_POLICY_ZERO) == asks);
     CHECK(fake_nccl()->last_config_size ==
           (is_new ? sizeof(fp8_nccl_config) : offsetof(fp8_nccl_config, channels_per_net_peer)));
@@ -220,7 +104,7 @@ static int window(struct process *p)
     for (int i = 0; i < p->ranks; i++)
         CHECK(bytes[i * 100 + 99] == i);
     fp8_comm_free(p->comm, memory);
-    leave(p);
+    process_leave(p);
     CHECK(fake_nccl()->live == 0 && bundle_fake_cuda()->live == 0);
     return 0;
 }
@@ -239,21 +123,22 @@ static void test_windows(void **state)
 static int dies(struct process *p)
 {
     float value = 1;
-    CHECK(join(p) == FP8_OK);
+    CHECK(process_join(p) == FP8_OK);
     CHECK(fp8_comm_all_reduce_max(p->comm, &value, 1, "amax", NULL) == FP8_OK);
     if (p->rank == 2)
         raise(SIGKILL);
-    const double start = now();
+    const double start = process_now();
     unsigned char bytes[64] = { 0 };
     const fp8_gather_part part = { bytes, bytes + 8, 8 };
     CHECK(fp8_comm_all_gather(p->comm, &part, 1, "w of layer 'qkv'", NULL) == FP8_OK);
     CHECK(fp8_comm_wait(p->comm, NULL) == FP8_ERR_TIMEOUT);
-    CHECK(says("rank") && says("of 4 ('fsdp')") && says("all_gather of w of layer 'qkv'"));
-    CHECK(now() - start < p->timeout * 3);
+    CHECK(process_says("rank") && process_says("of 4 ('fsdp')") &&
+          process_says("all_gather of w of layer 'qkv'"));
+    CHECK(process_now() - start < p->timeout * 3);
     CHECK(fake_nccl()->aborts == 1);
     CHECK(fp8_comm_all_gather(p->comm, &part, 1, "w", NULL) == FP8_ERR_TIMEOUT);
     CHECK(fp8_stream_synchronize(p->context, NULL) == FP8_OK);
-    leave(p);
+    process_leave(p);
     CHECK(fake_nccl()->aborts == 1 && fake_nccl()->live == 0);
     return 0;
 }
@@ -269,16 +154,17 @@ static void test_killed(void **state)
 
 static int waits(struct process *p)
 {
-    CHECK(join(p) == FP8_ERR_TIMEOUT);
-    CHECK(strstr(fp8_last_error(), "joining") || says(p->rank == 0 ? "for rank 2" : "for rank 0"));
-    leave(p);
+    CHECK(process_join(p) == FP8_ERR_TIMEOUT);
+    CHECK(strstr(fp8_last_error(), "joining") ||
+          process_says(p->rank == 0 ? "for rank 2" : "for rank 0"));
+    process_leave(p);
     return 0;
 }
 
 static int waits_for_zero(struct process *p)
 {
-    CHECK(join(p) == FP8_ERR_TIMEOUT && says("for rank 0"));
-    leave(p);
+    CHECK(process_join(p) == FP8_ERR_TIMEOUT && process_says("for rank 0"));
+    process_leave(p);
     return 0;
 }
 
@@ -295,14 +181,14 @@ static int other_call(struct process *p)
     float values[2] = { 1, 2 };
     unsigned char bytes[64] = { 0 };
     const fp8_gather_part part = { bytes, bytes + 8, 8 };
-    CHECK(join(p) == FP8_OK);
+    CHECK(process_join(p) == FP8_OK);
     fp8_status status = p->rank == 1
                             ? fp8_comm_all_reduce_max(p->comm, values, 2, "amax", NULL)
                             : fp8_comm_all_gather(p->comm, &part, 1, "w of layer 'b'", NULL);
     CHECK(status == FP8_OK);
     CHECK(fp8_comm_wait(p->comm, NULL) == FP8_ERR_TIMEOUT);
-    CHECK(says(p->rank == 1 ? "all_reduce_max of amax" : "all_gather of w of layer 'b'"));
-    leave(p);
+    CHECK(process_says(p->rank == 1 ? "all_reduce_max of amax" : "all_gather of w of layer 'b'"));
+    process_leave(p);
     return 0;
 }
 
@@ -315,14 +201,14 @@ static void test_other_calls(void **state)
 static int async(struct process *p)
 {
     float value = 1;
-    CHECK(join(p) == FP8_OK);
+    CHECK(process_join(p) == FP8_OK);
     fake_nccl()->async_error = 6;
     while (p->variant == 1 && fp8_comm_poll(p->comm) == FP8_OK)
         usleep(1000);
     CHECK(fp8_comm_all_reduce_max(p->comm, &value, 1, "amax", NULL) == FP8_ERR_COMM);
-    CHECK(says("an error of the fake NCCL") && says("(6)"));
+    CHECK(process_says("an error of the fake NCCL") && process_says("(6)"));
     CHECK(fake_nccl()->aborts == 1);
-    leave(p);
+    process_leave(p);
     return 0;
 }
 
@@ -335,11 +221,11 @@ static void test_async_errors(void **state)
 
 static int gives_up(struct process *p)
 {
-    CHECK(join(p) == FP8_OK);
+    CHECK(process_join(p) == FP8_OK);
     fp8_comm_abort(p->comm, "no memory for layer 'c'");
-    CHECK(fp8_comm_poll(p->comm) == FP8_ERR_COMM && says("no memory for layer 'c'"));
+    CHECK(fp8_comm_poll(p->comm) == FP8_ERR_COMM && process_says("no memory for layer 'c'"));
     CHECK(fake_nccl()->aborts == 1);
-    leave(p);
+    process_leave(p);
     return 0;
 }
 
@@ -359,7 +245,7 @@ static void *own_symbol(void *user, const char *name)
 
 static int adopts(struct process *p)
 {
-    CHECK(join(p) == FP8_OK);
+    CHECK(process_join(p) == FP8_OK);
     struct { /* the caller's own communicator */
         int (*id)(fp8_nccl_id *);
         int (*init)(fp8_nccl_comm *, int, fp8_nccl_id, int, fp8_nccl_config *);
@@ -384,15 +270,16 @@ static int adopts(struct process *p)
     fp8_comm *comm = NULL;
     fp8_comm_adopt_args args = FP8_COMM_ADOPT_ARGS_INIT;
     CHECK(fp8_comm_adopt(p->context, &args, &comm) == FP8_ERR_ARGUMENT &&
-          says("nccl_comm is NULL"));
+          process_says("nccl_comm is NULL"));
     args.nccl_comm = handle;
     args.nccl_version = 22000;
-    CHECK(fp8_comm_adopt(p->context, &args, &comm) == FP8_ERR_LIBRARY && says("22000") &&
-          says("23203"));
+    CHECK(fp8_comm_adopt(p->context, &args, &comm) == FP8_ERR_LIBRARY && process_says("22000") &&
+          process_says("23203"));
     args.nccl_version = 23203;
     args.symbol = own_symbol;
     args.symbol_user = (void *)(uintptr_t) "ncclAllGather";
-    CHECK(fp8_comm_adopt(p->context, &args, &comm) == FP8_ERR_LIBRARY && says("ncclAllGather"));
+    CHECK(fp8_comm_adopt(p->context, &args, &comm) == FP8_ERR_LIBRARY &&
+          process_says("ncclAllGather"));
     args.symbol_user = (void *)(uintptr_t) "none";
     args.timeout_seconds = p->timeout;
     CHECK(fp8_comm_adopt(p->context, &args, &comm) == FP8_OK);
@@ -407,13 +294,13 @@ static int adopts(struct process *p)
     fp8_comm_free(comm, memory);
     if (p->rank == 0) { /* alone: runs out of time, and is not aborted */
         CHECK(fp8_comm_all_reduce_max(comm, &value, 1, "amax", NULL) == FP8_OK);
-        CHECK(fp8_comm_wait(comm, NULL) == FP8_ERR_TIMEOUT && says("must abort it"));
+        CHECK(fp8_comm_wait(comm, NULL) == FP8_ERR_TIMEOUT && process_says("must abort it"));
     }
     CHECK(fake_nccl()->aborts == 0);
     fp8_comm_destroy(comm);
     CHECK(fake_nccl()->aborts == 0 && fake_nccl()->destroys == 0);
     CHECK(call.abort(handle) == 0);
-    leave(p);
+    process_leave(p);
     CHECK(fake_nccl()->live == 0);
     return 0;
 }
@@ -436,7 +323,7 @@ static int model(struct process *p)
     fp8_layer *layers[2];
     fp8_layer_info info[2] = { { .size = sizeof info[0] }, { .size = sizeof info[0] } };
     fp8_model_layer model_layers[2];
-    CHECK(join(p) == FP8_OK);
+    CHECK(process_join(p) == FP8_OK);
     CHECK(fp8_bundle_open(p->context, folder, &bundle) == FP8_OK);
     size_t workspace = 0, bytes;
     for (int i = 0; i < 2; i++) {
@@ -462,8 +349,8 @@ static int model(struct process *p)
     fp8_model *model = NULL;
     fp8_status status = fp8_model_create(&options, &model);
     if (p->variant == 2) {
-        CHECK(status == FP8_ERR_COMM && says("rank 1 has spec other") &&
-              says("rank 0 has spec one"));
+        CHECK(status == FP8_ERR_COMM && process_says("rank 1 has spec other") &&
+              process_says("rank 0 has spec one"));
         return 0;
     }
     CHECK(status == FP8_OK);
@@ -504,7 +391,7 @@ static int model(struct process *p)
                 continue;
             status = fp8_model_fprop(model, i, &args);
             if (p->variant == 1 && status != FP8_OK) {
-                CHECK(status == FP8_ERR_TIMEOUT && says("layer"));
+                CHECK(status == FP8_ERR_TIMEOUT && process_says("layer"));
                 return 0;
             }
             CHECK(status == FP8_OK);
@@ -516,7 +403,7 @@ static int model(struct process *p)
         }
         status = fp8_comm_wait(p->comm, NULL);
         if (p->variant == 1 && status != FP8_OK) {
-            CHECK(status == FP8_ERR_TIMEOUT && says("rank"));
+            CHECK(status == FP8_ERR_TIMEOUT && process_says("rank"));
             return 0;
         }
         CHECK(status == FP8_OK);
@@ -527,7 +414,7 @@ static int model(struct process *p)
     for (int i = 0; i < 2; i++)
         fp8_layer_destroy(layers[i]);
     fp8_bundle_close(bundle);
-    leave(p);
+    process_leave(p);
     CHECK(fake_nccl()->live == 0 && bundle_fake_cuda()->live == 0 &&
           bundle_fake_cuda()->misuse == 0);
     return 0;

@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/ranks/graph_rig.h"
 #include "tests/ranks/model_rig.h"
 
 static char bundle[256];
@@ -76,6 +77,19 @@ static void test_model(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         cases[i].c.bundle = bundle;
         run_limited(cases[i].name, 20, 8, model_body, &cases[i].c);
+    }
+}
+
+/* ---- graphs ---- */
+
+static void test_graphs(void **state)
+{
+    (void)state;
+    for (uint32_t keep = 0; keep < 2; keep++) {
+        struct graph_case c = { .bundle = bundle, .tokens = 130, .keep = keep };
+        pthread_barrier_init(&c.meet, NULL, 2);
+        run_limited(keep ? "graphs, weights kept" : "graphs", 40, 10, graph_body, &c);
+        pthread_barrier_destroy(&c.meet);
     }
 }
 
@@ -267,9 +281,8 @@ int main(void)
     }
     ranks_bundle(spec, "sm_90a", bundle);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gathers),
-        cmocka_unit_test(test_model),
-        cmocka_unit_test(test_two_contexts),
+        cmocka_unit_test(test_gathers), cmocka_unit_test(test_model),
+        cmocka_unit_test(test_graphs),  cmocka_unit_test(test_two_contexts),
         cmocka_unit_test(test_absent),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

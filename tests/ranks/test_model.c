@@ -4,6 +4,7 @@
 #include <malloc.h>
 #include <stdlib.h>
 
+#include "tests/ranks/graph_rig.h"
 #include "tests/ranks/model_rig.h"
 
 static char bundle[256];
@@ -134,6 +135,18 @@ static void test_hooks(void **state)
     run(3, (struct model_case){ .tokens = 7, .steps = 2, .with_hooks = 1, .slots = 1 });
 }
 
+/* Without graphs, which the host has not: the same calls again. */
+static void test_repeated_steps(void **state)
+{
+    (void)state;
+    for (uint32_t keep = 0; keep < 2; keep++) {
+        struct graph_case c = { .bundle = bundle, .tokens = 16, .keep = keep };
+        pthread_barrier_init(&c.meet, NULL, 2);
+        ranks_run(2, 60, graph_body, &c);
+        pthread_barrier_destroy(&c.meet);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -148,6 +161,7 @@ int main(void)
         cmocka_unit_test(test_callers_accumulators),
         cmocka_unit_test(test_hooks),
         cmocka_unit_test(test_hooked_recipes),
+        cmocka_unit_test(test_repeated_steps),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

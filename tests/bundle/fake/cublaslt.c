@@ -305,6 +305,12 @@ static bool alignments_fit(const struct op *op, const struct layout *const layou
     return true;
 }
 
+static void run_product(void *product)
+{
+    if (state.multiply)
+        state.multiply(product);
+}
+
 static cublasStatus_t refuse(int64_t *counter)
 {
     __atomic_add_fetch(counter, 1, __ATOMIC_RELAXED);
@@ -321,7 +327,6 @@ EXPORT cublasStatus_t cublasLtMatmul(
     const struct layout *la = (struct layout *)a_desc, *lb = (struct layout *)b_desc;
     const struct layout *ld = (struct layout *)d_desc;
     bool bias = op->epilogue == CUBLASLT_EPILOGUE_BIAS;
-    (void)stream;
     if (!handle || !algo || *(const float *)alpha != 1.0f)
         return CUBLAS_STATUS_INVALID_VALUE;
     if (!shape_fits(op, la, lb, ld) || c != d || c_desc != d_desc ||
@@ -368,7 +373,7 @@ EXPORT cublasStatus_t cublasLtMatmul(
     else if (op->a_scale == NULL && op->b_scale == NULL)
         __atomic_add_fetch(&state.unscaled, 1, __ATOMIC_RELAXED);
     state.last_algorithm = (int)algo->data[0];
-    if (state.multiply)
-        state.multiply(&product);
+    if (!state.record || !state.record(stream, run_product, &product, sizeof product))
+        run_product((void *)&product);
     return CUBLAS_STATUS_SUCCESS;
 }

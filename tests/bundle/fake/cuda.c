@@ -7,13 +7,13 @@
 
 #include <cuda.h>
 
-#include "fake.h"
+#include "fake_driver.h"
 
-#define EXPORT __attribute__((visibility("default")))
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
-static bool may(void);
-static struct fake_cuda state = { .device_count = 1, .major = 9, .minor = 0, .may = may };
+static struct fake_cuda state = {
+    .device_count = 1, .major = 9, .minor = 0, .may = fake_may, .record = fake_keep
+};
 static int primary; /* its address is the primary context */
 static _Thread_local CUcontext stack[8];
 static _Thread_local int height;
@@ -24,31 +24,19 @@ struct fake_cuda *fake_cuda_state(void)
     return &state;
 }
 
-static bool fails(void)
+bool fake_fails(void)
 {
     int64_t call = __atomic_add_fetch(&state.calls, 1, __ATOMIC_RELAXED);
     return call == state.fail_at;
 }
 
-#define MAY_FAIL()                                                                                 \
-    do {                                                                                           \
-        if (fails())                                                                               \
-            return (CUresult)state.fail_code;                                                      \
-    } while (0)
-
-static bool is_current(void)
+bool fake_is_current(void)
 {
     if (height > 0 && stack[height - 1] == (CUcontext)(void *)&primary)
         return true;
     __atomic_add_fetch(&state.misuse, 1, __ATOMIC_RELAXED);
     return false;
 }
-
-#define NEEDS_CONTEXT()                                                                            \
-    do {                                                                                           \
-        if (!is_current())                                                                         \
-            return CUDA_ERROR_INVALID_CONTEXT;                                                     \
-    } while (0)
 
 static void count(int64_t *counter, int64_t by)
 {
@@ -187,100 +175,6 @@ CUresult fake_pop(CUcontext *context)
     return CUDA_SUCCESS;
 }
 
-/* ---- capture ---- */
-
-static _Thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-static _Thread_local bool began; /* the capture that is going on, in this thread */
-
-static bool may(void)
-{
-    if (!state.captured || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
-        return true;
-    bool bound = began ? state.capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED
-                       : thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
-                             state.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
-    if (bound)
-        state.capture_broken = true;
-    return !bound;
-}
-
-#define MAY_NOT_BE_CAPTURED()                                                                      \
-    do {                                                                                           \
-        if (!may())                                                                                \
-            return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;                                          \
-    } while (0)
-
-/* Work that is enqueued. The legacy stream would wait for a blocking one that is captured. */
-static CUresult enqueued(CUstream stream)
-{
-    if (!state.captured)
-        return CUDA_SUCCESS;
-    if (stream == (CUstream)state.captured) {
-        count(&state.captured_work, 1);
-        return CUDA_SUCCESS;
-    }
-    if (stream || !state.captured_blocks)
-        return CUDA_SUCCESS;
-    state.capture_broken = true;
-    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-}
-
-#define ENQUEUED(stream)                                                                           \
-    do {                                                                                           \
-        CUresult result_ = enqueued(stream);                                                       \
-        if (result_ != CUDA_SUCCESS)                                                               \
-            return result_;                                                                        \
-    } while (0)
-
-EXPORT CUresult fake_begin_capture(CUstream stream,
-                                   CUstreamCaptureMode mode) __asm__("cuStreamBeginCapture_v2");
-CUresult fake_begin_capture(CUstream stream, CUstreamCaptureMode mode)
-{
-    if (!stream || state.captured)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    state.captured = stream;
-    state.capture_mode = (int)mode;
-    state.captured_work = 0;
-    state.capture_broken = false;
-    began = true;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult fake_end_capture(CUstream stream, CUgraph *graph) __asm__("cuStreamEndCapture");
-CUresult fake_end_capture(CUstream stream, CUgraph *graph)
-{
-    *graph = NULL;
-    if (stream != (CUstream)state.captured || !began)
-        return CUDA_ERROR_ILLEGAL_STATE;
-    state.captured = NULL;
-    began = false;
-    return state.capture_broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
-}
-
-EXPORT CUresult fake_is_capturing(CUstream stream,
-                                  CUstreamCaptureStatus *status) __asm__("cuStreamIsCapturing");
-CUresult fake_is_capturing(CUstream stream, CUstreamCaptureStatus *status)
-{
-    MAY_FAIL();
-    NEEDS_CONTEXT();
-    if (!stream && state.captured && state.captured_blocks)
-        return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    *status = stream && stream == (CUstream)state.captured ? CU_STREAM_CAPTURE_STATUS_ACTIVE
-                                                           : CU_STREAM_CAPTURE_STATUS_NONE;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult
-fake_exchange(CUstreamCaptureMode *mode) __asm__("cuThreadExchangeStreamCaptureMode");
-CUresult fake_exchange(CUstreamCaptureMode *mode)
-{
-    MAY_FAIL();
-    CUstreamCaptureMode before = thread_mode;
-    thread_mode = *mode;
-    *mode = before;
-    return CUDA_SUCCESS;
-}
-
 /* ---- modules: a function is its name ---- */
 
 struct module {
@@ -360,6 +254,39 @@ CUresult fake_param_info(CUfunction function, size_t index, size_t *offset, size
     return *size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* A launch as a graph keeps it: the parameters by value. */
+struct kept_launch {
+    char entry[128];
+    unsigned grid, block;
+    size_t count;
+    _Alignas(64) unsigned char values[24][128];
+};
+
+static void run_launch(void *data)
+{
+    struct kept_launch *kept = data;
+    void *parameters[24];
+    for (size_t i = 0; i < kept->count; i++)
+        parameters[i] = kept->values[i];
+    if (state.launch)
+        state.launch(kept->entry, kept->grid, kept->block, parameters);
+}
+
+static bool record_launch(const char *entry, unsigned grid, unsigned block, CUstream stream,
+                          void **parameters)
+{
+    struct kept_launch kept = { .grid = grid, .block = block };
+    snprintf(kept.entry, sizeof kept.entry, "%s", entry);
+    size_t bytes;
+    while (state.parameter && (bytes = state.parameter(entry, kept.count)) > 0) {
+        if (kept.count == 24 || bytes > 128)
+            abort();
+        memcpy(kept.values[kept.count], parameters[kept.count], bytes);
+        kept.count++;
+    }
+    return fake_keep(stream, run_launch, &kept, sizeof kept);
+}
+
 EXPORT CUresult fake_launch_kernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz,
                                    unsigned bx, unsigned by, unsigned bz, unsigned shared,
                                    CUstream stream, void **parameters,
@@ -380,6 +307,8 @@ CUresult fake_launch_kernel(CUfunction function, unsigned gx, unsigned gy, unsig
     state.last_overlaps = false;
     state.last_shared = shared;
     snprintf(state.last_entry, sizeof state.last_entry, "%s", (const char *)function);
+    if (state.captured && record_launch((const char *)function, gx, bx, stream, parameters))
+        return CUDA_SUCCESS;
     if (state.launch)
         state.launch((const char *)function, gx, bx, parameters);
     return CUDA_SUCCESS;
@@ -504,6 +433,33 @@ CUresult fake_free(CUdeviceptr pointer)
     return CUDA_SUCCESS;
 }
 
+/* Lines from memory, or of one word. */
+struct kept_lines {
+    CUdeviceptr target, source;
+    size_t target_pitch, source_pitch, width, height;
+    uint32_t word; /* where source is 0 */
+};
+
+static void run_lines(void *data)
+{
+    const struct kept_lines *kept = data;
+    for (size_t i = 0; i < kept->height; i++) {
+        unsigned char *to = (unsigned char *)(uintptr_t)kept->target + i * kept->target_pitch;
+        if (kept->source)
+            memmove(to, (const char *)(uintptr_t)kept->source + i * kept->source_pitch,
+                    kept->width);
+        for (size_t j = 0; j < kept->width && !kept->source; j++)
+            to[j] = (unsigned char)(kept->word >> j % 4 * 8);
+    }
+}
+
+static CUresult do_lines(CUstream stream, struct kept_lines lines)
+{
+    if (!fake_keep(stream, run_lines, &lines, sizeof lines))
+        run_lines(&lines);
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult fake_copy(CUdeviceptr target, CUdeviceptr source, size_t bytes,
                           CUstream stream) __asm__("cuMemcpyAsync");
 CUresult fake_copy(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream)
@@ -512,8 +468,7 @@ CUresult fake_copy(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstrea
     NEEDS_CONTEXT();
     ENQUEUED(stream);
     count(&state.copies, 1);
-    memmove((void *)(uintptr_t)target, (void *)(uintptr_t)source, bytes);
-    return CUDA_SUCCESS;
+    return do_lines(stream, (struct kept_lines){ target, source, 0, 0, bytes, 1, 0 });
 }
 
 EXPORT CUresult fake_copy2d(const CUDA_MEMCPY2D *copy,
@@ -528,10 +483,9 @@ CUresult fake_copy2d(const CUDA_MEMCPY2D *copy, CUstream stream)
         copy->dstPitch < copy->WidthInBytes)
         return CUDA_ERROR_INVALID_VALUE;
     count(&state.copies, 1);
-    for (size_t i = 0; i < copy->Height; i++)
-        memmove((char *)(uintptr_t)copy->dstDevice + i * copy->dstPitch,
-                (const char *)(uintptr_t)copy->srcDevice + i * copy->srcPitch, copy->WidthInBytes);
-    return CUDA_SUCCESS;
+    return do_lines(stream,
+                    (struct kept_lines){ copy->dstDevice, copy->srcDevice, copy->dstPitch,
+                                         copy->srcPitch, copy->WidthInBytes, copy->Height, 0 });
 }
 
 EXPORT CUresult fake_set8(CUdeviceptr target, unsigned char value, size_t bytes,
@@ -542,8 +496,7 @@ CUresult fake_set8(CUdeviceptr target, unsigned char value, size_t bytes, CUstre
     NEEDS_CONTEXT();
     ENQUEUED(stream);
     count(&state.memsets, 1);
-    memset((void *)(uintptr_t)target, value, bytes);
-    return CUDA_SUCCESS;
+    return do_lines(stream, (struct kept_lines){ target, 0, 0, 0, bytes, 1, value * 0x01010101u });
 }
 
 EXPORT CUresult fake_set32(CUdeviceptr target, unsigned value, size_t words,
@@ -556,9 +509,7 @@ CUresult fake_set32(CUdeviceptr target, unsigned value, size_t words, CUstream s
     if (target % 4)
         return CUDA_ERROR_INVALID_VALUE;
     count(&state.memsets, 1);
-    for (size_t i = 0; i < words; i++)
-        ((unsigned *)(uintptr_t)target)[i] = value;
-    return CUDA_SUCCESS;
+    return do_lines(stream, (struct kept_lines){ target, 0, 0, 0, words * 4, 1, value });
 }
 
 EXPORT CUresult fake_set2d(CUdeviceptr target, size_t pitch, unsigned char value, size_t width,
@@ -572,9 +523,8 @@ CUresult fake_set2d(CUdeviceptr target, size_t pitch, unsigned char value, size_
     if (pitch < width || pitch > INT32_MAX)
         return CUDA_ERROR_INVALID_VALUE;
     count(&state.memsets, 1);
-    for (size_t i = 0; i < height_; i++)
-        memset((char *)(uintptr_t)target + i * pitch, value, width);
-    return CUDA_SUCCESS;
+    return do_lines(
+        stream, (struct kept_lines){ target, 0, pitch, 0, width, height_, value * 0x01010101u });
 }
 
 /* ---- streams and events ---- */
@@ -583,7 +533,7 @@ static CUresult make(void **object)
 {
     MAY_FAIL();
     NEEDS_CONTEXT();
-    *object = calloc(1, 16);
+    *object = calloc(1, sizeof(struct fake_event));
     if (!*object)
         return CUDA_ERROR_OUT_OF_MEMORY;
     count(&state.live, 1);
@@ -632,19 +582,22 @@ CUresult fake_stream_destroy(CUstream stream)
 EXPORT CUresult fake_synchronize(CUstream stream) __asm__("cuStreamSynchronize");
 CUresult fake_synchronize(CUstream stream)
 {
-    (void)stream;
     MAY_FAIL();
     MAY_NOT_BE_CAPTURED();
     NEEDS_CONTEXT();
+    if (fake_breaks(stream))
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult fake_stream_query(CUstream stream) __asm__("cuStreamQuery");
 CUresult fake_stream_query(CUstream stream)
 {
-    (void)stream;
     MAY_FAIL();
+    MAY_NOT_BE_CAPTURED();
     NEEDS_CONTEXT();
+    if (fake_breaks(stream))
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return state.busy && state.busy() ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
@@ -652,11 +605,10 @@ EXPORT CUresult fake_stream_wait(CUstream stream, CUevent event,
                                  unsigned flags) __asm__("cuStreamWaitEvent");
 CUresult fake_stream_wait(CUstream stream, CUevent event, unsigned flags)
 {
-    (void)event, (void)flags;
+    (void)flags;
     MAY_FAIL();
     NEEDS_CONTEXT();
-    ENQUEUED(stream);
-    return CUDA_SUCCESS;
+    return fake_wait(stream, (struct fake_event *)event);
 }
 
 EXPORT CUresult fake_event(CUevent *event, unsigned flags) __asm__("cuEventCreate");
@@ -678,7 +630,7 @@ CUresult fake_record(CUevent event, CUstream stream)
     MAY_FAIL();
     NEEDS_CONTEXT();
     ENQUEUED(stream);
-    *(char *)event = state.busy && state.busy();
+    fake_mark(stream, (struct fake_event *)event);
     return CUDA_SUCCESS;
 }
 
@@ -686,25 +638,29 @@ CUresult fake_record(CUevent event, CUstream stream)
 EXPORT CUresult fake_event_query(CUevent event) __asm__("cuEventQuery");
 CUresult fake_event_query(CUevent event)
 {
+    const struct fake_event *made = (const struct fake_event *)event;
     MAY_FAIL();
-    return *(char *)event && state.busy && state.busy() ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+    MAY_NOT_BE_CAPTURED();
+    if (made->capture)
+        return CUDA_ERROR_CAPTURED_EVENT;
+    return made->busy && state.busy && state.busy() ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 EXPORT CUresult fake_event_synchronize(CUevent event) __asm__("cuEventSynchronize");
 CUresult fake_event_synchronize(CUevent event)
 {
-    (void)event;
     MAY_FAIL();
     MAY_NOT_BE_CAPTURED();
-    return CUDA_SUCCESS;
+    return ((const struct fake_event *)event)->capture ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
 }
 
 EXPORT CUresult fake_elapsed(float *milliseconds, CUevent start,
                              CUevent end) __asm__("cuEventElapsedTime");
 CUresult fake_elapsed(float *milliseconds, CUevent start, CUevent end)
 {
-    (void)start, (void)end;
     MAY_FAIL();
+    if (((const struct fake_event *)start)->capture || ((const struct fake_event *)end)->capture)
+        return CUDA_ERROR_CAPTURED_EVENT;
     *milliseconds = 1.0f;
     return CUDA_SUCCESS;
 }

@@ -50,7 +50,8 @@ struct fake_cuda {
     int64_t depth;  /* pushed and not popped */
     fake_parameter parameter;
     bool (*busy)(void); /* streams hang: NULL = never */
-    /* One capture at a time: what CUDA forbids while it lasts breaks it (in relaxed mode nothing does). */
+    /* One capture at a time: what CUDA forbids while it lasts breaks it (in relaxed mode nothing does). What
+     * is captured is done when the graph is launched. */
     void *captured;        /* the stream; NULL: none */
     bool captured_blocks;  /* it is a blocking stream */
     int capture_mode;      /* a CUstreamCaptureMode */
@@ -58,6 +59,8 @@ struct fake_cuda {
     bool capture_broken;
     bool (*may)(
         void); /* may this thread load, allocate or wait now? What it does breaks a capture */
+    /* For the other fakes: is the stream captured? Then a copy of `data` is kept for `run`. */
+    bool (*record)(void *stream, void (*run)(void *data), const void *data, size_t bytes);
     unsigned last_grid, last_cluster, last_shared;
     bool last_overlaps;   /* programmatic stream serialization was asked for */
     int64_t cooperative;  /* launches whose CTAs wait for each other */
@@ -97,7 +100,9 @@ struct fake_lt {
     int live;         /* handles */
     uint64_t version; /* FAKE_LT_VERSION */
     int64_t by_block, unscaled,
-        of_bf16;        /* products with scales of blocks, of FP8 without, of bf16 */
+        of_bf16; /* products with scales of blocks, of FP8 without, of bf16 */
+    /* as fake_cuda.record; NULL: products are done at once */
+    bool (*record)(void *stream, void (*run)(void *data), const void *data, size_t bytes);
     bool (*load)(void); /* asked when an algorithm runs for the first time; false: it cannot run */
     uint64_t loaded;    /* bit = algorithm */
 };

@@ -17,6 +17,8 @@ struct fake_nccl {
     bool no_window;  /* windows cannot be made on this node */
     int async_error; /* an ncclResult_t that polls report */
     bool (*busy)(void);
+    /* as fake_cuda.record; NULL: collectives are done at once */
+    bool (*record)(void *stream, void (*run)(void *data), const void *data, size_t bytes);
     int64_t collectives, groups, aborts, destroys, windows, allocations;
     int64_t live; /* communicators, windows and memory */
     int last_policy, last_blocking, last_nvls;

@@ -253,21 +253,77 @@ static void store(void *data, size_t i, int dtype, float value)
             dtype == FP8_NCCL_BFLOAT16 ? fp8_float_to_bf16(value) : fp8_float_to_fp16(value);
 }
 
+/* A collective, as a graph keeps it. */
+struct job {
+    struct comm *comm;
+    int kind, dtype, op;
+    const void *send;
+    void *recv;
+    size_t count;
+};
+
+static void gather(const struct job *job)
+{
+    struct comm *comm = job->comm;
+    if (!meet(comm, job->kind, job->dtype, 0, job->send, job->count))
+        return;
+    for (int rank = 0; rank < comm->ranks; rank++)
+        memcpy((char *)job->recv + (size_t)rank * job->count,
+               comm->shared->data[rank][comm->number & 1], job->count);
+}
+
+static void reduce(const struct job *job)
+{
+    struct comm *comm = job->comm;
+    if (!meet(comm, job->kind, job->dtype, job->op, job->send,
+              job->count * (size_t)comm->ranks * element_bytes(job->dtype)))
+        return;
+    for (size_t i = 0; i < job->count; i++) {
+        float sum = 0;
+        for (int rank = 0; rank < comm->ranks; rank++)
+            sum += load(comm->shared->data[rank][comm->number & 1],
+                        (size_t)comm->rank * job->count + i, job->dtype);
+        store(job->recv, i, job->dtype, job->op == FP8_NCCL_AVG ? sum / (float)comm->ranks : sum);
+    }
+}
+
+static void maximum(const struct job *job)
+{
+    struct comm *comm = job->comm;
+    if (!meet(comm, job->kind, job->dtype, job->op, job->send, job->count * sizeof(float)))
+        return;
+    for (size_t i = 0; i < job->count; i++) {
+        float most = load(comm->shared->data[0][comm->number & 1], i, job->dtype);
+        for (int rank = 1; rank < comm->ranks; rank++) {
+            float value = load(comm->shared->data[rank][comm->number & 1], i, job->dtype);
+            most = value > most ? value : most;
+        }
+        ((float *)job->recv)[i] = most;
+    }
+}
+
+static void run_job(void *data)
+{
+    static void (*const kinds[])(const struct job *) = { gather, reduce, maximum };
+    const struct job *job = data;
+    kinds[job->kind](job);
+}
+
+static int enqueue(struct job job, void *stream)
+{
+    if (!state.record || !state.record(stream, run_job, &job, sizeof job))
+        run_job(&job);
+    return FP8_NCCL_SUCCESS;
+}
+
 EXPORT int fake_all_gather(const void *send, void *recv, size_t count, int dtype,
                            fp8_nccl_comm handle, void *stream) __asm__("ncclAllGather");
 int fake_all_gather(const void *send, void *recv, size_t count, int dtype, fp8_nccl_comm handle,
                     void *stream)
 {
-    struct comm *comm = handle;
-    (void)stream;
     if (dtype != FP8_NCCL_UINT8) /* any NCCL knows bytes, not any FP8 */
         return FP8_NCCL_INVALID_ARGUMENT;
-    if (meet(comm, 0, dtype, 0, send, count)) {
-        for (int rank = 0; rank < comm->ranks; rank++)
-            memcpy((char *)recv + (size_t)rank * count, comm->shared->data[rank][comm->number & 1],
-                   count);
-    }
-    return FP8_NCCL_SUCCESS;
+    return enqueue((struct job){ handle, 0, dtype, 0, send, recv, count }, stream);
 }
 
 EXPORT int fake_reduce(const void *send, void *recv, size_t count, int dtype, int op,
@@ -275,18 +331,7 @@ EXPORT int fake_reduce(const void *send, void *recv, size_t count, int dtype, in
 int fake_reduce(const void *send, void *recv, size_t count, int dtype, int op, fp8_nccl_comm handle,
                 void *stream)
 {
-    struct comm *comm = handle;
-    (void)stream;
-    if (meet(comm, 1, dtype, op, send, count * (size_t)comm->ranks * element_bytes(dtype))) {
-        for (size_t i = 0; i < count; i++) {
-            float sum = 0;
-            for (int rank = 0; rank < comm->ranks; rank++)
-                sum += load(comm->shared->data[rank][comm->number & 1],
-                            (size_t)comm->rank * count + i, dtype);
-            store(recv, i, dtype, op == FP8_NCCL_AVG ? sum / (float)comm->ranks : sum);
-        }
-    }
-    return FP8_NCCL_SUCCESS;
+    return enqueue((struct job){ handle, 1, dtype, op, send, recv, count }, stream);
 }
 
 EXPORT int fake_all_reduce(const void *send, void *recv, size_t count, int dtype, int op,
@@ -294,21 +339,9 @@ EXPORT int fake_all_reduce(const void *send, void *recv, size_t count, int dtype
 int fake_all_reduce(const void *send, void *recv, size_t count, int dtype, int op,
                     fp8_nccl_comm handle, void *stream)
 {
-    struct comm *comm = handle;
-    (void)stream;
     if (op != FP8_NCCL_MAX || dtype != FP8_NCCL_FLOAT32)
         return FP8_NCCL_INVALID_ARGUMENT;
-    if (meet(comm, 2, dtype, op, send, count * sizeof(float))) {
-        for (size_t i = 0; i < count; i++) {
-            float most = load(comm->shared->data[0][comm->number & 1], i, dtype);
-            for (int rank = 1; rank < comm->ranks; rank++) {
-                float value = load(comm->shared->data[rank][comm->number & 1], i, dtype);
-                most = value > most ? value : most;
-            }
-            ((float *)recv)[i] = most;
-        }
-    }
-    return FP8_NCCL_SUCCESS;
+    return enqueue((struct job){ handle, 2, dtype, op, send, recv, count }, stream);
 }
 
 /* ---- memory ---- */
