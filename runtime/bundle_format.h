@@ -108,12 +108,12 @@
  *                 tensors x, w and dy
  *   bias          bool
  *   accumulation  { "fprop": "fast"|"split"|"256"|"512", "dgrad": .., "wgrad": .. }
- *   shard         { "rows", "multiple", "gather_group": name | null, "add" }: rank r of the mesh's fsdp axis
+ *   shard         { "rows", "multiple", "gather_group": name | null, "sums" }: rank r of the mesh's fsdp axis
  *                 has rows [r * rows, (r + 1) * rows) of w, as far as there are any; rows =
  *                 roundup(ceil(out_features / fsdp), multiple), multiple 1 or 128. Neighbours of one
  *                 group are gathered by one collective. Passes and buffers are those of the whole w.
- *                 add: with fsdp > 1, names of the kernels of op store that add a reduced dw (and
- *                 dbias) to an fp32 shard
+ *                 sums: with fsdp > 1, names of the kernels of op sum from dw's dtype (and dbias's) to
+ *                 the same and to fp32
  *   buffers       array of buffer records
  *   passes        { "weight": [step..], "fprop": [..], "quantize_dy": [..], "wgrad": [..],
  *                   "dgrad": [..] }. The steps before the gemm step of fprop quantise x; they alone
@@ -309,6 +309,10 @@
  *   source[i,j]; where a_scales (and then b_scales too) is not NULL, (source * min(sa, sb)) * max(sa, sb)
  *   with sa = a_scales[i * a_scales_step] and sb = b_scales[j * b_scales_step]; then + bias[j], if any.
  *
+ * sum: target[i,j] = s (+ target[i,j] if accumulate), rounded once; s = the sum over p < parts, ascending, in
+ *   fp32, of source[p * part_stride + i * source_ld + j], times 1 / parts if average, rounded to
+ *   source_dtype.
+ *
  * dequantize: target[i,j] = decode(source[i,j]) * scale_inv of the element by the kernel's scaling,
  *   or of source[j,i] if transposed (scales are then those of the transposed copy). scales: a scale
  *   part, scales_ld its ld; tensor: the part "scales".
@@ -383,6 +387,11 @@
     X(b_scales, POINTER) X(b_scales_step, INT64) X(bias, POINTER) X(target, POINTER)               \
     X(target_ld, INT64) X(rows, INT64) X(cols, INT64)
 
+#define FP8_OP_ARGS_SUM(X)                                                                         \
+    X(source, POINTER) X(part_stride, INT64) X(source_ld, INT64) X(parts, INT64)                   \
+    X(target, POINTER) X(target_ld, INT64) X(rows, INT64) X(cols, INT64) X(average, INT32)         \
+    X(accumulate, INT32)
+
 #define FP8_OP_ARGS_DEQUANTIZE(X)                                                                  \
     X(source, POINTER) X(source_ld, INT64) X(scales, POINTER) X(scales_ld, INT64)                  \
     X(target, POINTER) X(target_ld, INT64) X(rows, INT64) X(cols, INT64) X(is_transposed, INT32)
@@ -407,6 +416,7 @@
     X(TRANSPOSE, "transpose", FP8_OP_ARGS_TRANSPOSE)                                               \
     X(ROLL, "roll", FP8_OP_ARGS_ROLL)                                                              \
     X(STORE, "store", FP8_OP_ARGS_STORE)                                                           \
+    X(SUM, "sum", FP8_OP_ARGS_SUM)                                                                 \
     X(DEQUANTIZE, "dequantize", FP8_OP_ARGS_DEQUANTIZE)                                            \
     X(GEMM, "gemm", FP8_OP_ARGS_GEMM)
 

@@ -11,7 +11,8 @@
 
 #include "runtime/comm.h"
 
-static const char *const collective_names[] = { "all_gather", "reduce_scatter", "all_reduce_max" };
+static const char *const collective_names[] = { "all_gather", "all_to_all", "reduce_scatter",
+                                                "all_reduce_max" };
 
 /* ---- for the transports ---- */
 
@@ -195,6 +196,26 @@ fp8_status fp8_comm_all_gather(fp8_comm *comm, const fp8_gather_part *parts, siz
     fp8_status status = begin(comm, FP8_COLLECTIVE_ALL_GATHER, label, &pushed);
     if (status == FP8_OK)
         status = comm->transport->all_gather(comm, parts, part_count, stream);
+    return end(comm, pushed, status);
+}
+
+fp8_status fp8_comm_all_to_all(fp8_comm *comm, const fp8_exchange_part *parts, size_t part_count,
+                               const char *label, fp8_stream stream)
+{
+    FP8_TRY(check_parts(comm, FP8_COLLECTIVE_ALL_TO_ALL, parts, part_count));
+    for (size_t i = 0; i < part_count; i++) {
+        const size_t all = parts[i].bytes * (size_t)comm->ranks;
+        const uintptr_t send = (uintptr_t)parts[i].send, recv = (uintptr_t)parts[i].recv;
+        if (parts[i].bytes && (!send || !recv || (send < recv + all && recv < send + all)))
+            return fp8_fail(FP8_ERR_ARGUMENT,
+                            "all_to_all of %s: send and recv of part %zu are %p and %p; pass two "
+                            "pieces of %zu bytes that do not overlap",
+                            label ? label : "?", i, parts[i].send, parts[i].recv, all);
+    }
+    bool pushed;
+    fp8_status status = begin(comm, FP8_COLLECTIVE_ALL_TO_ALL, label, &pushed);
+    if (status == FP8_OK)
+        status = comm->transport->all_to_all(comm, parts, part_count, stream);
     return end(comm, pushed, status);
 }
 

@@ -18,6 +18,7 @@ enum { FP8_COMM_LABEL = 160, FP8_COMM_SENTENCE = 640 };
 
 enum fp8_collective {
     FP8_COLLECTIVE_ALL_GATHER,
+    FP8_COLLECTIVE_ALL_TO_ALL,
     FP8_COLLECTIVE_REDUCE_SCATTER,
     FP8_COLLECTIVE_ALL_REDUCE_MAX,
 };
@@ -26,6 +27,7 @@ struct fp8_transport {
     const char *name;
     /* Arguments are checked and nothing is empty; the context is entered. */
     fp8_status (*all_gather)(fp8_comm *, const fp8_gather_part *, size_t count, fp8_stream);
+    fp8_status (*all_to_all)(fp8_comm *, const fp8_exchange_part *, size_t count, fp8_stream);
     fp8_status (*reduce_scatter)(fp8_comm *, const fp8_reduce_part *, size_t count, fp8_stream);
     fp8_status (*all_reduce_max)(fp8_comm *, float *values, size_t count, fp8_stream);
     fp8_status (*poll)(fp8_comm *);
@@ -41,6 +43,8 @@ struct fp8_comm {
     fp8_context *context;
     int32_t rank, ranks;
     bool is_owned;
+    bool
+        can_exchange; /* all_to_all without SMs, in memory of fp8_comm_alloc; known before it is there */
     atomic_bool is_copy_engine;
     int32_t version;
     const char *path;

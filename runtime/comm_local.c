@@ -23,6 +23,7 @@ struct visit {
     const char *label;
     size_t count; /* parts, or values */
     const fp8_gather_part *gather;
+    const fp8_exchange_part *exchange;
     const fp8_reduce_part *reduce;
     float *values;
 };
@@ -128,6 +129,8 @@ static bool is_alike(const struct visit *a, const struct visit *b)
     for (size_t i = 0; i < a->count; i++) {
         if (a->gather && a->gather[i].bytes != b->gather[i].bytes)
             return false;
+        if (a->exchange && a->exchange[i].bytes != b->exchange[i].bytes)
+            return false;
         if (a->reduce &&
             (a->reduce[i].count != b->reduce[i].count || a->reduce[i].dtype != b->reduce[i].dtype ||
              a->reduce[i].average != b->reduce[i].average))
@@ -142,6 +145,8 @@ static size_t bytes_of_visit(const struct visit *visit)
     for (size_t i = 0; i < visit->count; i++) {
         if (visit->gather)
             bytes += visit->gather[i].bytes;
+        if (visit->exchange)
+            bytes += visit->exchange[i].bytes;
         if (visit->reduce)
             bytes += visit->reduce[i].count * fp8_dtype_bytes(visit->reduce[i].dtype);
     }
@@ -282,6 +287,18 @@ static void gather(struct local *local, const struct visit *mine)
     }
 }
 
+static void exchange(struct local *local, const struct visit *mine)
+{
+    const struct fp8_comm_group *group = local->group;
+    for (size_t i = 0; i < mine->count; i++) {
+        const size_t bytes = mine->exchange[i].bytes, from = (size_t)local->comm.rank * bytes;
+        for (int32_t rank = 0; rank < group->ranks && bytes; rank++) {
+            const char *send = group->seats[rank].visit->exchange[i].send;
+            memcpy((char *)mine->exchange[i].recv + (size_t)rank * bytes, send + from, bytes);
+        }
+    }
+}
+
 static float load(const void *data, size_t index, fp8_dtype dtype)
 {
     if (dtype == FP8_DTYPE_FP32)
@@ -357,6 +374,21 @@ static fp8_status local_all_gather(fp8_comm *comm, const fp8_gather_part *parts,
         .kind = FP8_COLLECTIVE_ALL_GATHER, .label = comm->label, .count = count, .gather = parts
     };
     return meet((struct local *)comm, &visit, gather);
+}
+
+static fp8_status local_all_to_all(fp8_comm *comm, const fp8_exchange_part *parts, size_t count,
+                                   fp8_stream stream)
+{
+    if (comm->ranks == 1) {
+        for (size_t i = 0; i < count; i++)
+            FP8_TRY(fp8_copy_bytes(comm->context, parts[i].recv, parts[i].send, parts[i].bytes,
+                                   stream));
+        return FP8_OK;
+    }
+    const struct visit visit = {
+        .kind = FP8_COLLECTIVE_ALL_TO_ALL, .label = comm->label, .count = count, .exchange = parts
+    };
+    return meet((struct local *)comm, &visit, exchange);
 }
 
 static fp8_status local_reduce_scatter(fp8_comm *comm, const fp8_reduce_part *parts, size_t count,
@@ -436,6 +468,7 @@ static void local_destroy(fp8_comm *comm)
 static const struct fp8_transport local_transport = {
     .name = "local",
     .all_gather = local_all_gather,
+    .all_to_all = local_all_to_all,
     .reduce_scatter = local_reduce_scatter,
     .all_reduce_max = local_all_reduce_max,
     .poll = local_poll,

@@ -195,6 +195,7 @@ static int dtype_of(fp8_dtype dtype)
 /* Runs `enqueue` for all parts as one operation. */
 struct job {
     const fp8_gather_part *gather;
+    const fp8_exchange_part *exchange;
     const fp8_reduce_part *reduce;
     float *values;
     size_t count;
@@ -207,6 +208,9 @@ static int enqueue(struct nccl *nccl, const struct job *job, size_t i)
     if (job->gather)
         return table->all_gather(job->gather[i].send, job->gather[i].recv, job->gather[i].bytes,
                                  FP8_NCCL_UINT8, nccl->handle, job->stream);
+    if (job->exchange)
+        return table->all_to_all(job->exchange[i].send, job->exchange[i].recv,
+                                 job->exchange[i].bytes, FP8_NCCL_UINT8, nccl->handle, job->stream);
     if (job->reduce)
         return table->reduce_scatter(job->reduce[i].send, job->reduce[i].recv, job->reduce[i].count,
                                      dtype_of(job->reduce[i].dtype),
@@ -218,9 +222,10 @@ static int enqueue(struct nccl *nccl, const struct job *job, size_t i)
 
 static bool is_empty(const struct job *job, size_t i)
 {
-    return job->gather   ? job->gather[i].bytes == 0
-           : job->reduce ? job->reduce[i].count == 0
-                         : false;
+    return job->gather     ? job->gather[i].bytes == 0
+           : job->exchange ? job->exchange[i].bytes == 0
+           : job->reduce   ? job->reduce[i].count == 0
+                           : false;
 }
 
 static fp8_status run(struct nccl *nccl, const struct job *job)
@@ -258,6 +263,19 @@ static fp8_status nccl_all_gather(fp8_comm *comm, const fp8_gather_part *parts, 
 {
     const struct job job = { .gather = parts, .count = count, .stream = stream };
     return count ? run((struct nccl *)comm, &job) : FP8_OK;
+}
+
+static fp8_status nccl_all_to_all(fp8_comm *comm, const fp8_exchange_part *parts, size_t count,
+                                  fp8_stream stream)
+{
+    struct nccl *nccl = (struct nccl *)comm;
+    const struct job job = { .exchange = parts, .count = count, .stream = stream };
+    if (!nccl->table->all_to_all)
+        return fp8_fail(FP8_ERR_UNSUPPORTED,
+                        "%s: NCCL %d has no all_to_all; use 2.28 or newer, or sum with "
+                        "reduce_scatter",
+                        comm->label, comm->version);
+    return count ? run(nccl, &job) : FP8_OK;
 }
 
 static fp8_status nccl_reduce_scatter(fp8_comm *comm, const fp8_reduce_part *parts, size_t count,
@@ -464,6 +482,7 @@ static void nccl_destroy(fp8_comm *comm)
 const struct fp8_transport fp8_nccl_transport = {
     .name = "nccl",
     .all_gather = nccl_all_gather,
+    .all_to_all = nccl_all_to_all,
     .reduce_scatter = nccl_reduce_scatter,
     .all_reduce_max = nccl_all_reduce_max,
     .poll = nccl_poll,

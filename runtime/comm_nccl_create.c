@@ -116,6 +116,7 @@ fp8_status fp8_comm_create_nccl(fp8_context *context, const fp8_comm_options *op
     nccl->flags = options->flags;
     nccl->comm.version = table->version;
     nccl->comm.path = table->path;
+    nccl->comm.can_exchange = !fp8_nccl_no_window(nccl) && table->all_to_all;
     struct fp8_uncaptured entered;
     fp8_status status = fp8_uncaptured_enter(context, "comm_create", NULL, &entered);
     if (status == FP8_OK) {

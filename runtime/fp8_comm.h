@@ -1,8 +1,8 @@
 /*
  * fp8_comm.h - communicators of libfp8: collectives on FP8 bytes, gradients and amaxes over ranks.
  *
- * Three calls, as much as weight parallel needs: all_gather of bytes, reduce_scatter of bf16 or fp32 numbers,
- * all_reduce_max of fp32 numbers. Over NCCL (communicators of its own, or one that the caller has), or
+ * Four calls, as much as weight parallel needs: all_gather and all_to_all of bytes, reduce_scatter of bf16 or
+ * fp32 numbers, all_reduce_max of fp32 numbers. Over NCCL (communicators of its own, or one that the caller has), or
  * between threads of one process, which is what the host backend runs on.
  *
  * The laws of fp8.h hold here. In addition:
@@ -178,6 +178,14 @@ typedef struct fp8_gather_part {
     size_t bytes;
 } fp8_gather_part;
 
+/* One piece of an exchange: bytes [r * bytes, (r + 1) * bytes) of this rank's send go to recv + rank * bytes on
+ * rank r. send and recv do not overlap. bytes is the same on all ranks and may be 0. */
+typedef struct fp8_exchange_part {
+    const void *send; /* ranks * bytes */
+    void *recv;       /* ranks * bytes */
+    size_t bytes;
+} fp8_exchange_part;
+
 /* One piece of a sum: recv[0..count) = sum over ranks of their send[rank * count + i], or the average. */
 typedef struct fp8_reduce_part {
     const void *send; /* ranks * count elements */
@@ -190,6 +198,9 @@ typedef struct fp8_reduce_part {
 /* All parts form one operation. `label` says what is moved ("w of layer 'qkv'") in messages and is copied.
  * FP8_ERR_COMM, FP8_ERR_TIMEOUT, FP8_ERR_ARGUMENT. */
 FP8_API fp8_status fp8_comm_all_gather(fp8_comm *comm, const fp8_gather_part *parts,
+                                       size_t part_count, const char *label, fp8_stream stream);
+/* FP8_ERR_UNSUPPORTED: NCCL before 2.28 has none. Copy engines do it where they gather. */
+FP8_API fp8_status fp8_comm_all_to_all(fp8_comm *comm, const fp8_exchange_part *parts,
                                        size_t part_count, const char *label, fp8_stream stream);
 FP8_API fp8_status fp8_comm_reduce_scatter(fp8_comm *comm, const fp8_reduce_part *parts,
                                            size_t part_count, const char *label, fp8_stream stream);

@@ -215,6 +215,15 @@ typedef struct fp8_model_layer {
         }                                                                                          \
     }
 
+/* How gradients are summed over the ranks. */
+typedef enum fp8_model_reduce {
+    FP8_REDUCE_AUTO = 0,       /* EXCHANGE where copy engines do it, else COLLECTIVE */
+    FP8_REDUCE_COLLECTIVE = 1, /* reduce_scatter: by NCCL's kernels, on SMs that dgrad wants */
+    FP8_REDUCE_EXCHANGE =
+        2, /* all_to_all, then one kernel that adds in the ranks' order, in fp32. Takes
+                              * memory for one more whole gradient */
+} fp8_model_reduce;
+
 typedef struct fp8_model_options {
     uint32_t size;
     int32_t layer_count;
@@ -228,7 +237,7 @@ typedef struct fp8_model_options {
     uint32_t average;     /* reduce-scatter: 0 sums, 1 averages over ranks */
     uint32_t no_prefetch; /* 1: only fp8_model_gather starts gathers ahead */
     int32_t comm_sms;     /* SMs that dgrad leaves to a reduce-scatter beside it; 0: none */
-    uint32_t reserved0;
+    fp8_model_reduce reduce_by;
     const char
         *hash; /* compared over ranks at create, with the layers' shapes and recipes: the bundle's
                           * spec_hash; NULL: none */
@@ -237,7 +246,7 @@ typedef struct fp8_model_options {
 
 #define FP8_MODEL_OPTIONS_INIT                                                                     \
     {                                                                                              \
-        sizeof(fp8_model_options), 0, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, NULL,                    \
+        sizeof(fp8_model_options), 0, NULL, NULL, NULL, 0, 0, 0, 0, 0, FP8_REDUCE_AUTO, NULL,      \
         {                                                                                          \
             0, 0, 0, 0                                                                             \
         }                                                                                          \
@@ -249,7 +258,8 @@ typedef struct fp8_model_bytes {
     size_t shards; /* FP8 shards of all layers, of this rank */
     size_t slots;  /* gathered weights: row and transposed copies */
     size_t
-        grads; /* whole gradients before they are reduced, two of the largest, and reduced shards */
+        grads; /* whole gradients before they are reduced, two of the largest; with EXCHANGE a third for
+                * what arrives */
     size_t pool; /* what fp8_model_create allocates on the device, once: the sum and some padding */
     uint64_t reserved[4];
 } fp8_model_bytes;

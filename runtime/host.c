@@ -57,6 +57,15 @@ static float store_scaled(const struct store *job, int64_t i, int64_t j, float v
     return a < b ? value * a * b : value * b * a;
 }
 
+static void store_float(void *address, fp8_dtype dtype, float value)
+{
+    if (dtype == FP8_DTYPE_FP32)
+        *(float *)address = value;
+    else
+        *(uint16_t *)address =
+            dtype == FP8_DTYPE_BF16 ? fp8_float_to_bf16(value) : fp8_float_to_fp16(value);
+}
+
 static void store_item(void *user, int64_t index)
 {
     const struct store *job = user;
@@ -72,11 +81,7 @@ static void store_item(void *user, int64_t index)
             void *target = fp8_host_at(job->target, to, job->target_ld, i, j);
             if (job->how.accumulate)
                 value = load_float(target, to) + value;
-            if (to == FP8_DTYPE_FP32)
-                *(float *)target = value;
-            else
-                *(uint16_t *)target =
-                    to == FP8_DTYPE_BF16 ? fp8_float_to_bf16(value) : fp8_float_to_fp16(value);
+            store_float(target, to, value);
         }
     }
 }
@@ -112,6 +117,58 @@ static fp8_status run_store(struct fp8_pool *pool, const fp8_semantics *how, con
     };
     job.rows_per_item = rows_of_grain(job.cols);
     fp8_pool_run(pool, fp8_ceil_div(job.rows, job.rows_per_item), store_item, &job);
+    return FP8_OK;
+}
+
+/* ---- sum ---- */
+
+struct sum {
+    const void *source;
+    void *target;
+    int64_t part_stride, source_ld, parts, target_ld, cols;
+    bool average, accumulate;
+    fp8_dtype from, to;
+};
+
+static void sum_item(void *user, int64_t row)
+{
+    const struct sum *job = user;
+    const float share = job->average ? 1.0f / (float)job->parts : 1.0f;
+    const int64_t element = (int64_t)fp8_dtype_bytes(job->from);
+    for (int64_t j = 0; j < job->cols; j++) {
+        const char *at = fp8_host_at(job->source, job->from, job->source_ld, row, j);
+        void *target = fp8_host_at(job->target, job->to, job->target_ld, row, j);
+        float value = load_float(at, job->from);
+        for (int64_t part = 1; part < job->parts; part++)
+            value += load_float(at + part * job->part_stride * element, job->from);
+        value *= share;
+        if (job->from == FP8_DTYPE_BF16)
+            value = fp8_bf16_to_float(fp8_float_to_bf16(value));
+        else if (job->from == FP8_DTYPE_FP16)
+            value = fp8_fp16_to_float(fp8_float_to_fp16(value));
+        store_float(target, job->to, job->accumulate ? load_float(target, job->to) + value : value);
+    }
+}
+
+static fp8_status run_sum(struct fp8_pool *pool, const fp8_semantics *how, const fp8_value *args)
+{
+    if (!is_float(how->source_dtype) || !is_float(how->target_dtype))
+        return fp8_fail(FP8_ERR_UNSUPPORTED, "host backend: no sum of %s in %s",
+                        fp8_dtype_name(how->source_dtype), fp8_dtype_name(how->target_dtype));
+    struct sum job = {
+        .source = args[FP8_SUM_source].p,
+        .target = args[FP8_SUM_target].p,
+        .part_stride = args[FP8_SUM_part_stride].i,
+        .source_ld = args[FP8_SUM_source_ld].i,
+        .parts = args[FP8_SUM_parts].i,
+        .target_ld = args[FP8_SUM_target_ld].i,
+        .cols = args[FP8_SUM_cols].i,
+        .average = args[FP8_SUM_average].i != 0,
+        .accumulate = args[FP8_SUM_accumulate].i != 0,
+        .from = how->source_dtype,
+        .to = how->target_dtype,
+    };
+    fp8_pool_run(pool, args[FP8_SUM_rows].i, sum_item, &job);
     return FP8_OK;
 }
 
@@ -176,6 +233,8 @@ static fp8_status run_op(struct fp8_pool *pool, enum fp8_op op, const fp8_semant
         return fp8_host_roll(args);
     case FP8_OP_STORE:
         return run_store(pool, semantics, args);
+    case FP8_OP_SUM:
+        return run_sum(pool, semantics, args);
     case FP8_OP_DEQUANTIZE:
         return fp8_host_dequantize(pool, semantics, args);
     case FP8_OP_GEMM:

@@ -109,8 +109,8 @@ static fp8_status check_options(const fp8_model_options *options)
 {
     if (!options)
         return fp8_fail(FP8_ERR_ARGUMENT, "model_create: options is NULL");
-    if (options->size != sizeof *options || options->reserved0 || options->reserved[0] ||
-        options->reserved[1] || options->reserved[2] || options->reserved[3])
+    if (options->size != sizeof *options || options->reserved[0] || options->reserved[1] ||
+        options->reserved[2] || options->reserved[3])
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "model_create: options->size is %u, this library's is %zu, and reserved "
                         "words are 0; start from FP8_MODEL_OPTIONS_INIT",
@@ -132,6 +132,9 @@ static fp8_status check_options(const fp8_model_options *options)
                         "model_create: comm_sms is %d; pass the SMs that dgrad leaves to a "
                         "reduce-scatter, or 0",
                         options->comm_sms);
+    if (options->reduce_by < FP8_REDUCE_AUTO || options->reduce_by > FP8_REDUCE_EXCHANGE)
+        return fp8_fail(FP8_ERR_ARGUMENT, "model_create: reduce_by is %d; pass FP8_REDUCE_*",
+                        (int)options->reduce_by);
     if (options->comm && options->comm->context != options->context)
         return fp8_fail(FP8_ERR_ARGUMENT, "model_create: comm is of another context");
     for (int32_t i = 0; i < options->layer_count; i++)
@@ -249,7 +252,9 @@ static void lay_out(fp8_model *model, uint8_t *base)
     size_t grad = grad_bytes(model);
     for (int i = 0; i < FP8_MODEL_GRADS; i++, at += grad)
         model->grads[i].memory = at;
-    model->bytes.grads = FP8_MODEL_GRADS * grad;
+    model->arrivals = at;
+    at += model->exchanges ? grad : 0;
+    model->bytes.grads = (FP8_MODEL_GRADS + (model->exchanges ? 1u : 0u)) * grad;
     model->amaxes = (float *)(void *)at;
     for (int i = 0; i < model->weight_count; i++)
         model->weights[i].amax = model->amaxes + i;
@@ -264,6 +269,22 @@ static void release_memory(fp8_model *model)
     fp8_release(model->groups);
     fp8_release(model->slots);
     fp8_release(model);
+}
+
+/* Whether gradients are summed by an exchange and our kernel; the same on all ranks. */
+static bool exchanges(const fp8_model_options *options)
+{
+    if (!options->comm || options->comm->ranks == 1)
+        return false;
+    if (options->reduce_by != FP8_REDUCE_AUTO)
+        return options->reduce_by == FP8_REDUCE_EXCHANGE;
+    for (int32_t i = 0; i < options->layer_count; i++) {
+        const fp8_layer *layer = options->layers[i].layer;
+        const fp8_dtype dtype = slot_dtype(layer->plan, FP8_SLOT_DW);
+        if (!fp8_model_sum(layer, dtype, dtype))
+            return false; /* built for one rank */
+    }
+    return options->comm->can_exchange;
 }
 
 /* The model without its pool. */
@@ -289,6 +310,7 @@ static fp8_status plan_model(const fp8_model_options *options, fp8_model **model
     made->average = options->average;
     made->prefetch = !options->no_prefetch;
     made->comm_sms = options->comm_sms;
+    made->exchanges = exchanges(options);
     made->weight_count = options->layer_count;
     for (int i = 0; i < made->weight_count; i++) {
         fp8_status status = describe_weight(made, &options->layers[i], &made->weights[i]);
@@ -345,7 +367,8 @@ static fp8_status agree(const fp8_model *model, const fp8_model_options *options
         mix(&hash, weight->name, strlen(weight->name) + 1);
         mix(&hash, info.recipe, strlen(info.recipe) + 1);
     }
-    const int64_t numbers[] = { model->keep, model->average, model->prefetch, model->slot_count };
+    const int64_t numbers[] = { model->keep, model->average, model->prefetch, model->slot_count,
+                                model->exchanges };
     mix(&hash, numbers, sizeof numbers);
     snprintf(text, sizeof text, "spec %.64s, %d layers from '%s', hash %016llx",
              options->hash ? options->hash : "(none)", model->weight_count, model->weights[0].name,
@@ -401,7 +424,7 @@ static fp8_status make_stream(fp8_model *model)
                                   : fp8_fail_cuda(driver, result, "model_create: its stream");
 }
 
-static fp8_status make_memory(fp8_model *model)
+static fp8_status make_memory(fp8_model *model, fp8_model_reduce by)
 {
     void *pool = NULL;
     FP8_TRY(make_stream(model));
@@ -410,6 +433,8 @@ static fp8_status make_memory(fp8_model *model)
     else
         FP8_TRY(fp8_memory_alloc(model->context, model->bytes.pool, &pool));
     model->pool = pool;
+    if (by == FP8_REDUCE_AUTO && model->comm && !atomic_load(&model->comm->is_copy_engine))
+        model->exchanges = false; /* the node has no windows after all */
     for (int i = 0; i < model->slot_count; i++)
         model->slots[i].group = -1;
     lay_out(model, model->pool);
@@ -430,7 +455,7 @@ fp8_status fp8_model_create(const fp8_model_options *options, fp8_model **model)
     if (status == FP8_OK && made->comm)
         status = agree(made, options);
     if (status == FP8_OK)
-        status = make_memory(made);
+        status = make_memory(made, options->reduce_by);
     if (status != FP8_OK) {
         fp8_model_destroy(made);
         return options && options->context ? fp8_report(options->context, status) : status;

@@ -79,6 +79,7 @@ struct fp8_model {
     fp8_comm *comm; /* NULL: hooks only */
     int32_t rank, ranks;
     bool keep, average, prefetch;
+    bool exchanges;   /* gradients go through all_to_all and a sum, not reduce_scatter */
     int32_t comm_sms; /* that dgrad leaves to a reduce-scatter */
     int weight_count, group_count, slot_count;
     struct fp8_model_weight *weights;
@@ -86,6 +87,7 @@ struct fp8_model {
     struct fp8_model_slot *slots;
     struct fp8_model_grad grads[FP8_MODEL_GRADS];
     int next_grad;
+    uint8_t *arrivals;   /* with `exchanges`: parts of all ranks, as large as a grad */
     size_t dbias_offset; /* in a grad */
     fp8_model_bytes bytes;
     uint8_t *pool;
@@ -134,6 +136,11 @@ void fp8_model_forget_groups(fp8_model *model);
 /* The bias for fprop from the update or a hook; *bias stays as it is if neither has it. */
 fp8_status fp8_model_bias(fp8_model *model, int32_t layer, const fp8_call *call, fp8_tensor *memory,
                           const fp8_tensor **bias);
+
+/* ---- sums (model_pass.c) ---- */
+
+/* The kernel that sums gradients of one dtype in another, or NULL. */
+const struct fp8_kernel *fp8_model_sum(const fp8_layer *layer, fp8_dtype from, fp8_dtype to);
 
 /* ---- trace (model_trace.c) ---- */
 

@@ -4,8 +4,8 @@
  * In: the args of the layer's own passes, without a weight. Out: the same passes, and on the model's stream
  * the gathers ahead and the reduce-scatters behind. Backward is quantize_dy, wgrad, the start of the reduce-
  * scatter, dgrad, so that the sum over the ranks runs beside dgrad and the layer before. The whole gradient
- * lies in one of two buffers (or in the caller's accumulator) and is reduced in place; rows that exist on no
- * rank are reduced too and never looked at.
+ * lies in one of two buffers (or in the caller's accumulator) and is reduced in place, or sent in parts whose
+ * sum is taken here; rows that exist on no rank are reduced too and never looked at.
  */
 #include <stdio.h>
 #include <string.h>
@@ -260,59 +260,57 @@ struct reduction {
     fp8_tensor whole;        /* [N, cols] */
     const fp8_tensor *shard; /* [count, cols] of the caller */
     uint8_t *memory;         /* ranks * chunk rows, in the buffer */
+    size_t offset;           /* of it there */
     int64_t cols;
 };
 
-static const struct fp8_kernel *find_add(const struct fp8_model_weight *weight, fp8_dtype from)
+const struct fp8_kernel *fp8_model_sum(const fp8_layer *layer, fp8_dtype from, fp8_dtype to)
 {
-    const struct fp8_manifest *manifest = &weight->layer->bundle->manifest;
+    const struct fp8_manifest *manifest = &layer->bundle->manifest;
     for (int i = 0; i < manifest->kernel_count; i++) {
         const struct fp8_kernel *kernel = &manifest->kernels[i];
-        if (kernel->op == FP8_OP_STORE && kernel->semantics.accumulate &&
-            kernel->semantics.source_dtype == from &&
-            kernel->semantics.target_dtype == FP8_DTYPE_FP32)
+        if (kernel->op == FP8_OP_SUM && kernel->semantics.source_dtype == from &&
+            kernel->semantics.target_dtype == to)
             return kernel;
     }
     return NULL;
 }
 
-/* shard += reduced rows, on the model's stream. */
-static fp8_status add(struct backward *b, const struct reduction *r, const uint8_t *reduced)
+/* This rank's rows of `parts` sums, or parts of a sum, which lie a chunk apart: to the caller's shard. */
+static fp8_status sum(struct backward *b, const struct reduction *r, const uint8_t *source,
+                      int64_t parts)
 {
     const fp8_context *context = b->model->context;
-    const struct fp8_kernel *kernel = find_add(b->weight, r->whole.dtype);
-    const bool is_bias = r->whole.rows == 1 && r->cols == 1;
-    const int64_t rows = is_bias ? 1 : r->shard->rows, cols = is_bias ? r->shard->cols : r->cols;
+    const bool is_dense = r->shard->rows <= 1 || r->shard->ld == r->shard->cols;
+    const int64_t elements = r->shard->rows * r->shard->cols;
     fp8_value values[FP8_OP_MAX_ARGS] = { 0 };
-    values[FP8_STORE_source].p = (void *)(uintptr_t)reduced;
-    values[FP8_STORE_source_ld].i = cols;
-    values[FP8_STORE_target].p = r->shard->data;
-    values[FP8_STORE_target_ld].i = rows > 1 ? r->shard->ld : cols;
-    values[FP8_STORE_rows].i = rows;
-    values[FP8_STORE_cols].i = cols;
+    values[FP8_SUM_source].p = (void *)(uintptr_t)source;
+    values[FP8_SUM_part_stride].i = b->weight->shard.chunk * r->cols;
+    values[FP8_SUM_source_ld].i = r->shard->cols;
+    values[FP8_SUM_parts].i = parts;
+    values[FP8_SUM_target].p = r->shard->data;
+    values[FP8_SUM_target_ld].i = is_dense ? elements : r->shard->ld;
+    values[FP8_SUM_rows].i = is_dense ? 1 : r->shard->rows;
+    values[FP8_SUM_cols].i = is_dense ? elements : r->shard->cols;
+    values[FP8_SUM_average].i = parts > 1 && b->model->average;
+    values[FP8_SUM_accumulate].i = b->args->accumulate;
     if (context->is_host) {
         const fp8_semantics how = { .source_dtype = r->whole.dtype,
-                                    .target_dtype = FP8_DTYPE_FP32,
-                                    .accumulate = true };
-        return fp8_host_run(context->pool, FP8_OP_STORE, &how, values);
+                                    .target_dtype = r->shard->dtype };
+        return fp8_host_run(context->pool, FP8_OP_SUM, &how, values);
     }
-    return fp8_kernel_run(context, kernel, values, b->model->stream, context->sms);
+    return fp8_kernel_run(context, fp8_model_sum(b->weight->layer, r->whole.dtype, r->shard->dtype),
+                          values, b->model->stream, context->sms);
 }
 
 /* The reduced rows from the buffer to the caller's shard, where they are not there already. */
 static fp8_status deliver(struct backward *b, const struct reduction *r, const uint8_t *reduced)
 {
-    const int64_t count = b->weight->shard.count;
     const int64_t element = (int64_t)fp8_dtype_bytes(r->whole.dtype);
-    if (count == 0 || reduced == r->shard->data)
+    if (b->weight->shard.count == 0 || reduced == r->shard->data)
         return FP8_OK;
-    if (b->args->accumulate || r->shard->dtype != r->whole.dtype) {
-        if (!b->args->accumulate)
-            FP8_TRY(fp8_zero_2d(
-                b->model->context, r->shard->data, r->shard->ld * (int64_t)sizeof(float),
-                r->shard->cols * (int64_t)sizeof(float), r->shard->rows, b->model->stream));
-        return add(b, r, reduced);
-    }
+    if (b->args->accumulate || r->shard->dtype != r->whole.dtype)
+        return sum(b, r, reduced, 1);
     const int64_t pitch = r->shard->rows > 1 ? r->shard->ld : r->shard->cols;
     return fp8_copy_2d(b->model->context, r->shard->data, pitch * element, reduced,
                        r->shard->cols * element, r->shard->cols * element, r->shard->rows,
@@ -340,39 +338,86 @@ static bool is_exact(const struct backward *b, const struct reduction *r, size_t
            (size_t)(shard->rows * shard->cols) == share;
 }
 
-static fp8_status reduce(struct backward *b)
+/* What is wanted, together in the buffer; returns how many. */
+static fp8_status collect(struct backward *b, struct reduction all[2], size_t *count)
+{
+    const fp8_model *model = b->model;
+    *count = 0;
+    if (b->args->dw)
+        all[(*count)++] = (struct reduction){ b->dw, b->args->dw, b->grad->memory, 0,
+                                              b->weight->plan->in_features };
+    if (b->args->dbias)
+        all[(*count)++] =
+            (struct reduction){ b->dbias, b->args->dbias, b->grad->memory + model->dbias_offset,
+                                model->dbias_offset, 1 };
+    for (size_t i = 0; i < *count; i++)
+        FP8_TRY(bring_together(b, &all[i]));
+    return FP8_OK;
+}
+
+static size_t share_of(const struct backward *b, const struct reduction *r)
+{
+    return (size_t)(b->weight->shard.chunk * r->cols);
+}
+
+/* Sums by the collective. */
+static fp8_status reduce_scatter(struct backward *b, const struct reduction *all, size_t count,
+                                 const char *label)
 {
     fp8_model *model = b->model;
-    const int64_t chunk = b->weight->shard.chunk, k = b->weight->plan->in_features;
-    struct reduction all[2];
     fp8_reduce_part parts[2];
-    size_t count = 0;
-    char label[FP8_COMM_LABEL];
-    if (b->args->dw)
-        all[count++] = (struct reduction){ b->dw, b->args->dw, b->grad->memory, k };
-    if (b->args->dbias)
-        all[count++] = (struct reduction){ b->dbias, b->args->dbias,
-                                           b->grad->memory + model->dbias_offset, 1 };
-    if (count == 0)
-        return FP8_OK;
     for (size_t i = 0; i < count; i++) {
-        FP8_TRY(bring_together(b, &all[i]));
-        const size_t share = (size_t)(chunk * all[i].cols);
-        const size_t bytes = share * fp8_dtype_bytes(all[i].whole.dtype);
-        uint8_t *recv = all[i].memory + (size_t)model->rank * bytes;
+        const size_t share = share_of(b, &all[i]);
+        uint8_t *recv =
+            all[i].memory + (size_t)model->rank * share * fp8_dtype_bytes(all[i].whole.dtype);
         parts[i] = (fp8_reduce_part){ all[i].memory,
                                       is_exact(b, &all[i], share) ? all[i].shard->data : recv,
                                       share, all[i].whole.dtype, model->average };
     }
-    FP8_TRY(fp8_model_order(model, &model->caller, b->passes->call.stream, model->stream));
-    snprintf(label, sizeof label, "dw of layer '%s' (wgrad)", b->weight->name);
     int span = fp8_model_begin(model, "reduce_scatter", b->layer, true, model->stream);
     FP8_TRY(fp8_comm_reduce_scatter(model->comm, parts, count, label, model->stream));
     for (size_t i = 0; i < count; i++)
         FP8_TRY(deliver(b, &all[i], parts[i].recv));
     fp8_model_end(model, span, model->stream);
-    b->is_reducing = true;
     return fp8_mark_record(model, &b->grad->free, model->stream);
+}
+
+/* Copies of every rank's part, and a sum of our own over what has arrived. No rank sends again before all
+ * have come to the next collective on their streams, which is behind their sums: one place for arrivals
+ * will do. */
+static fp8_status exchange(struct backward *b, const struct reduction *all, size_t count,
+                           const char *label)
+{
+    fp8_model *model = b->model;
+    fp8_exchange_part parts[2];
+    for (size_t i = 0; i < count; i++)
+        parts[i] =
+            (fp8_exchange_part){ all[i].memory, model->arrivals + all[i].offset,
+                                 share_of(b, &all[i]) * fp8_dtype_bytes(all[i].whole.dtype) };
+    int span = fp8_model_begin(model, "all_to_all", b->layer, true, model->stream);
+    FP8_TRY(fp8_comm_all_to_all(model->comm, parts, count, label, model->stream));
+    fp8_model_end(model, span, model->stream);
+    FP8_TRY(fp8_mark_record(model, &b->grad->free, model->stream));
+    span = fp8_model_begin(model, "sum", b->layer, true, model->stream);
+    for (size_t i = 0; i < count && b->weight->shard.count > 0; i++)
+        FP8_TRY(sum(b, &all[i], parts[i].recv, model->ranks));
+    fp8_model_end(model, span, model->stream);
+    return FP8_OK;
+}
+
+static fp8_status reduce(struct backward *b)
+{
+    fp8_model *model = b->model;
+    struct reduction all[2];
+    size_t count;
+    char label[FP8_COMM_LABEL];
+    FP8_TRY(collect(b, all, &count));
+    if (count == 0)
+        return FP8_OK;
+    snprintf(label, sizeof label, "dw of layer '%s' (wgrad)", b->weight->name);
+    FP8_TRY(fp8_model_order(model, &model->caller, b->passes->call.stream, model->stream));
+    b->is_reducing = !model->exchanges;
+    return model->exchanges ? exchange(b, all, count, label) : reduce_scatter(b, all, count, label);
 }
 
 /* ---- backward ---- */
@@ -402,13 +447,14 @@ static fp8_status check_shard(const struct backward *b, const char *name, const 
             "%s: accumulate is 1, but %s of layer '%s' is %s; sums over micro-batches are "
             "kept in fp32",
             check.call, name, b->weight->name, fp8_dtype_name(dtype));
-    bool adds = b->args->accumulate || dtype != whole;
-    if (adds && !b->model->context->is_host && !find_add(b->weight, whole))
+    bool sums = b->model->exchanges || b->args->accumulate || dtype != whole;
+    if (sums && !b->model->context->is_host && !fp8_model_sum(b->weight->layer, whole, dtype))
         return fp8_fail(
             FP8_ERR_UNSUPPORTED,
-            "%s: the bundle has no kernel that adds %s to fp32 for %s of layer '%s'; set "
-            "grad_weight = \"fp32\" in the spec, or pass a shard in %s and accumulate 0",
-            check.call, fp8_dtype_name(whole), name, b->weight->name, fp8_dtype_name(whole));
+            "%s: the bundle has no kernel that sums %s in %s for %s of layer '%s'; build it from a "
+            "spec with mesh = { fsdp = %d }",
+            check.call, fp8_dtype_name(whole), fp8_dtype_name(dtype), name, b->weight->name,
+            b->model->ranks);
     return FP8_OK;
 }
 

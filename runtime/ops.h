@@ -79,6 +79,11 @@ enum {
 #undef X
 };
 enum {
+#define X(name, type) FP8_SUM_##name,
+    FP8_OP_ARGS_SUM(X) FP8_SUM_ARG_COUNT
+#undef X
+};
+enum {
 #define X(name, type) FP8_DEQUANTIZE_##name,
     FP8_OP_ARGS_DEQUANTIZE(X) FP8_DEQUANTIZE_ARG_COUNT
 #undef X

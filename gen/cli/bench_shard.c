@@ -13,6 +13,7 @@
 #include "gen/cli/bench_shard.h"
 
 static const char *const device_choices[] = { "cuda", "host", NULL };
+static const char *const reduce_choices[] = { "auto", "collective", "exchange", NULL };
 static const char *const dtype_choices[] = { "bf16", "fp32", NULL };
 
 #define NUMBER(word, letter, text, low, high, value)                                               \
@@ -43,6 +44,13 @@ static const struct cli_option options[] = {
       .offset = offsetof(struct shard_bench_values, comm_sms),
       .min = 0,
       .max = 128 },
+    { .name = "reduce",
+      .kind = CLI_CHOICE,
+      .metavar = "HOW",
+      .doc =
+          "sum of dw in a step: auto, collective (NCCL's kernels) or exchange (copies, a kernel)",
+      .offset = offsetof(struct shard_bench_values, reduce),
+      .choices = reduce_choices },
     NUMBER(mib, "N", "collectives of up to N MiB a rank (default 128)", 1, 1 << 12, 128),
     NUMBER(rounds, "N", "medians of N rounds (default 15)", 1, 10000, 15),
     { .name = "device",

@@ -14,7 +14,7 @@ struct shard_bench_values {
     struct cli_list shapes, cases;
     int64_t rounds, ranks, tokens, blocks, mib, comm_sms;
     bool json;
-    const char *device, *grad_weight, *trace, *source_hash, *template_dir, *tuning, *gemm;
+    const char *device, *grad_weight, *reduce, *trace, *source_hash, *template_dir, *tuning, *gemm;
 };
 
 /* One run, shared by its ranks; rank 0 writes rows. */

@@ -174,6 +174,13 @@ static int open_layers(struct step *s)
     return code ? code : open_scratch(s);
 }
 
+static fp8_model_reduce reduce_of(const char *word)
+{
+    return !word || strcmp(word, "auto") == 0 ? FP8_REDUCE_AUTO
+           : strcmp(word, "collective") == 0  ? FP8_REDUCE_COLLECTIVE
+                                              : FP8_REDUCE_EXCHANGE;
+}
+
 static int open_model(struct step *s)
 {
     fp8_model_layer *layers = calloc((size_t)s->count, sizeof *layers);
@@ -192,6 +199,7 @@ static int open_model(struct step *s)
     wanted.context = s->r->rank->device.context;
     wanted.comm = s->r->comm;
     wanted.average = 1;
+    wanted.reduce_by = reduce_of(s->r->bench->values->reduce);
     wanted.comm_sms = (int32_t)s->r->bench->values->comm_sms;
     fp8_status status = fp8_model_measure(&wanted, &bytes);
     if (!status)
@@ -353,7 +361,8 @@ static void print_rows(struct step *s, const struct shard_bench_item *items)
             .launches = -1,
         };
         json_t *more = json_pack(
-            "{s:i, s:i, s:i, s:i, s:f, s:f, s:I, s:s}", "comm_sms",
+            "{s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:I, s:s}", "reduce",
+            s->r->bench->values->reduce ? s->r->bench->values->reduce : "auto", "comm_sms",
             (int)s->r->bench->values->comm_sms, "ranks", s->r->rank->ranks, "layers", s->count,
             "blocks", s->count / s->shape_count, "exposed_ms", 1e3 * (sharded - alone),
             "times_alone", alone > 0 ? sharded / alone : 0.0, "pool_bytes",

@@ -90,16 +90,19 @@ local function transpose_of(c, operands)
     return c.kernel("transpose", { source_dtype = "uint8", target_dtype = "uint8" })
 end
 
--- The kernels that add a reduced dw and dbias to fp32 sums over micro-batches; nil for one rank.
-local function adds_of(c)
+-- The kernels that add up dw and dbias over the ranks, as they are or into fp32 sums over micro-batches;
+-- nil for one rank.
+local function sums_of(c)
     if c.ranks == 1 then return nil end
     local list, seen = {}, {}
+    local function add(from, to)
+        if seen[from .. to] then return end
+        seen[from .. to] = true
+        list[#list + 1] = c.kernel("sum", { source_dtype = from, target_dtype = to })
+    end
     for _, dtype in ipairs { c.layer.grad_weight, c.layer.bias and "fp32" or nil } do
-        if not seen[dtype] then
-            list[#list + 1] = c.kernel("store",
-                { source_dtype = dtype, target_dtype = "fp32", accumulate = true })
-        end
-        seen[dtype] = true
+        add(dtype, dtype)
+        add(dtype, "fp32")
     end
     return list
 end
@@ -108,7 +111,7 @@ end
 local function shard_of(c)
     local multiple = shard.multiple(c.layer.recipe)
     return {
-        add = adds_of(c),
+        sums = sums_of(c),
         rows = shard.chunk(c.layer.out_features, c.ranks, multiple),
         multiple = multiple,
         gather_group = c.layer.gather_group or c.null,

@@ -226,6 +226,13 @@ local kernel_kinds = {
         end,
         grid = elements(8192, 8, 0),
     },
+    sum = {
+        op = "sum",
+        template = "sum.cu",
+        name = function(s) return name_of("sum", s.source_dtype, s.target_dtype) end,
+        parameters = function(s) return { source = s.source_dtype, target = s.target_dtype } end,
+        grid = elements(4096, 4, 0),
+    },
     dequantize = {
         op = "dequantize",
         template = "dequantize.cu",

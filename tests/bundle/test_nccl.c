@@ -45,6 +45,13 @@ static int collectives(struct process *p)
             sum += (float)(p->rank * 2 + 1 + i * 100);
         CHECK(recv[1] == (average ? sum / (float)p->ranks : sum));
     }
+    unsigned char out[64], in[64];
+    for (int i = 0; i < p->ranks * 4; i++)
+        out[i] = (unsigned char)(p->rank * 64 + i);
+    const fp8_exchange_part mail = { out, in, 4 };
+    CHECK(fp8_comm_all_to_all(p->comm, &mail, 1, "dw", NULL) == FP8_OK);
+    for (int i = 0; i < p->ranks * 4; i++)
+        CHECK(in[i] == i / 4 * 64 + p->rank * 4 + i % 4);
     CHECK(fp8_comm_all_reduce_max(p->comm, most, 3, "amax", NULL) == FP8_OK);
     CHECK(most[0] == (float)(p->ranks - 1) && most[1] == 0 && most[2] == -1);
     const fp8_reduce_part fp8 = { send, recv, 2, FP8_DTYPE_E4M3, 0 };

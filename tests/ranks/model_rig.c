@@ -401,6 +401,10 @@ static bool make_model(struct run *run)
     if (fp8_model_measure(&options, &bytes) != FP8_ERR_ARGUMENT || !says("comm_sms is -1", NULL))
         return false;
     options.comm_sms = c->comm_sms;
+    options.reduce_by = (fp8_model_reduce)3;
+    if (fp8_model_measure(&options, &bytes) != FP8_ERR_ARGUMENT || !says("reduce_by is 3", NULL))
+        return false;
+    options.reduce_by = c->reduce_by;
     if (fp8_model_measure(&options, &bytes) != FP8_OK || bytes.pool < bytes.shards + bytes.slots)
         return false;
     return fp8_model_create(&options, &run->model) == FP8_OK;

@@ -73,6 +73,10 @@ static void test_model(void **state)
         { "hooks", { .tokens = 130, .steps = 1, .with_hooks = 1 } },
         { "a rank without tokens", { .tokens = -1, .steps = 1, .give_bias = 1 } },
         { "the caller's accumulators", { .tokens = 64, .steps = 1, .caller_dw = 1 } },
+        { "sums by collectives",
+          { .tokens = 130, .steps = 1, .reduce_by = FP8_REDUCE_COLLECTIVE } },
+        { "sums of an exchange",
+          { .tokens = 130, .steps = 1, .average = 1, .reduce_by = FP8_REDUCE_EXCHANGE } },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         cases[i].c.bundle = bundle;

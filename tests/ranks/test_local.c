@@ -58,6 +58,40 @@ static void test_gather(void **state)
     }
 }
 
+static void exchange_body(struct rank *rank)
+{
+    const size_t bytes = *(const size_t *)rank->user, ranks = (size_t)rank->ranks;
+    const size_t all = ranks * bytes;
+    uint8_t *send = malloc(all + 1), *recv = malloc(all + 1);
+    for (size_t i = 0; i < all; i++)
+        send[i] = byte_of(rank->rank, i);
+    recv[all] = 0xee;
+    const fp8_exchange_part parts[] = { { send, recv, bytes }, { NULL, NULL, 0 } };
+    rank_check(rank, fp8_comm_all_to_all(rank->comm, parts, 2, "dw", NULL) == FP8_OK);
+    for (size_t r = 0; r < ranks; r++) {
+        for (size_t i = 0; i < bytes; i++)
+            rank_check(rank,
+                       recv[r * bytes + i] == byte_of((int)r, (size_t)rank->rank * bytes + i));
+    }
+    rank_check(rank, recv[all] == 0xee);
+    const fp8_exchange_part same = { send, send + bytes - (bytes > 0), bytes };
+    rank_check(rank, bytes == 0 || ranks == 1 ||
+                         fp8_comm_all_to_all(rank->comm, &same, 1, "dw", NULL) == FP8_ERR_ARGUMENT);
+    rank_check(rank, bytes == 0 || ranks == 1 || says("all_to_all of dw", "do not overlap", NULL));
+    free(send);
+    free(recv);
+}
+
+static void test_exchange(void **state)
+{
+    (void)state;
+    static const int32_t ranks[] = { 1, 2, 3, 8 };
+    for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
+        for (size_t bytes = 0; bytes < 2000; bytes += 997)
+            ranks_run(ranks[i], 20, exchange_body, &bytes);
+    }
+}
+
 static float value_of(int rank, size_t i)
 {
     return (float)(rank + 1) * 0.37f + (float)i * (rank % 2 ? -1.25f : 1.5f);
@@ -349,6 +383,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gather),
+        cmocka_unit_test(test_exchange),
         cmocka_unit_test(test_reduce_scatter),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_max),

@@ -92,6 +92,25 @@ static void test_average(void **state)
                .tokens = 16, .steps = 1, .average = 1, .give_bias = 1, .comm_sms = 2 });
 }
 
+/* Gradients that are exchanged and summed here: the same bits. */
+static void test_exchange(void **state)
+{
+    (void)state;
+    struct model_case c = { .tokens = 9, .steps = 2, .give_bias = 1 };
+    c.reduce_by = FP8_REDUCE_EXCHANGE;
+    for (int32_t ranks = 1; ranks < 6; ranks++)
+        run(ranks, c);
+    c.average = 1;
+    run(3, c);
+    c.tokens = -1;
+    run(2, c);
+    c.caller_dw = 1;
+    c.tokens = 9;
+    run(3, c);
+    c.with_hooks = 1;
+    run(3, c);
+}
+
 /* Ranks without tokens still take part in everything. */
 static void test_no_tokens(void **state)
 {
@@ -157,6 +176,7 @@ int main(void)
         cmocka_unit_test(test_gathers),
         cmocka_unit_test(test_without_prefetch),
         cmocka_unit_test(test_average),
+        cmocka_unit_test(test_exchange),
         cmocka_unit_test(test_no_tokens),
         cmocka_unit_test(test_callers_accumulators),
         cmocka_unit_test(test_hooks),

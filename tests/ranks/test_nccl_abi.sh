@@ -79,6 +79,9 @@ trap 'rm -f "$file"' EXIT
     echo '    (void)ncclAllGather(memory, memory, (size_t)1, ncclUint8, comm, s);'
     echo '    (void)ncclReduceScatter(memory, memory, (size_t)1, ncclFloat32, ncclSum, comm, s);'
     echo '    (void)ncclAllReduce(memory, memory, (size_t)1, ncclFloat32, ncclMax, comm, s);'
+    if grep -q 'ncclAlltoAll' "$found/nccl.h"; then
+        echo '    (void)ncclAlltoAll(memory, memory, (size_t)1, ncclUint8, comm, s);'
+    fi
     if grep -q 'ncclCommWindowRegister' "$found/nccl.h"; then
         echo '    ncclWindow_t window; (void)ncclMemAlloc(&memory, (size_t)1); (void)ncclMemFree(memory);'
         echo '    (void)ncclCommWindowRegister(comm, memory, (size_t)1, &window, 1);'

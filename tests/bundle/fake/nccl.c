@@ -326,6 +326,23 @@ int fake_all_gather(const void *send, void *recv, size_t count, int dtype, fp8_n
     return enqueue((struct job){ handle, 0, dtype, 0, send, recv, count }, stream);
 }
 
+EXPORT int fake_all_to_all(const void *send, void *recv, size_t count, int dtype,
+                           fp8_nccl_comm handle, void *stream) __asm__("ncclAlltoAll");
+int fake_all_to_all(const void *send, void *recv, size_t count, int dtype, fp8_nccl_comm handle,
+                    void *stream)
+{
+    struct comm *comm = handle;
+    (void)stream;
+    if (dtype != FP8_NCCL_UINT8)
+        return FP8_NCCL_INVALID_ARGUMENT;
+    if (meet(comm, 3, dtype, 0, send, count * (size_t)comm->ranks)) {
+        for (int rank = 0; rank < comm->ranks; rank++)
+            memcpy((char *)recv + (size_t)rank * count,
+                   comm->shared->data[rank][comm->number & 1] + (size_t)comm->rank * count, count);
+    }
+    return FP8_NCCL_SUCCESS;
+}
+
 EXPORT int fake_reduce(const void *send, void *recv, size_t count, int dtype, int op,
                        fp8_nccl_comm handle, void *stream) __asm__("ncclReduceScatter");
 int fake_reduce(const void *send, void *recv, size_t count, int dtype, int op, fp8_nccl_comm handle,
