@@ -321,7 +321,7 @@ class Module(unittest.TestCase):
                     recipe = Recipe(power_of_two=power_of_two)
                     state = State(recipe)
                     plan = state.plan(w, w, None, torch.bfloat16, torch.float32)
-                    wanted = quantize_weight(plan, w, abi.BOTH)
+                    wanted = quantize_weight(plan, w, abi.BOTH, state.at(plan, True))
                     amax = operand.amax_of(w)
                     s, inverse = operand.scales_of(amax, abi.E4M3, power_of_two)
                     rows = operand.quantize_rows(w, s)

@@ -19,7 +19,6 @@ from .layers import CODE
 _runtime = abi.runtime
 _address = ctypes.addressof
 _IO = (torch.bfloat16, torch.float32)  # what the runtime reads and writes
-NO_HISTORY = (None, 0)
 
 
 def matrix(tensor, dtype=None):
@@ -35,6 +34,15 @@ def matrix(tensor, dtype=None):
     if (cols > 1 and col != 1) or (rows > 1 and row < cols):
         tensor = tensor.contiguous()
     return tensor
+
+
+def placed(tensor, cols):
+    """(tensor, elements from one row to the next) of a bf16 matrix of so many columns; of any rank
+    if it is contiguous, which saves a view."""
+    if tensor.dtype is torch.bfloat16 and tensor.is_contiguous():
+        return tensor, cols
+    tensor = matrix(tensor, torch.bfloat16)
+    return tensor, tensor.stride(0)
 
 
 def _size(struct):
@@ -88,6 +96,7 @@ class Plan:
         # wgrad multiplies x and dy as they are: what forward saves for it is x
         self.saves_x = self.x_scalings[1] == abi.NO_COPY
         self.workspace_bytes = layer.workspace_bytes(m)
+        self.saved_bytes = operand.operand_bytes(m, self.k, abi.TRANSPOSED, self.x_scalings)
         self._pools = {}
 
     def _pool(self, code):
@@ -110,101 +119,104 @@ class Plan:
     def _empty(self, cols, copies):
         return _operand(0, 0, self.m, cols, copies, self.x_scalings)
 
-    def _run(self, function, prepared, history=NO_HISTORY, scratch=None):
-        """history: of delayed scaling, as State.history gives it. scratch: an operand struct that
-        only this call uses; it lies behind the workspace."""
-        context, call = self.context, prepared.call
-        stream = context.stream()
-        size = self.workspace_bytes + (scratch.bytes + 255 if scratch is not None else 0)
-        memory = context.workspace(stream, size)
-        address = memory.data_ptr()
-        call.workspace, call.workspace_bytes, call.stream = address, self.workspace_bytes, stream
-        call.state, call.flags = history
-        if scratch is not None:
-            scratch.data = (address + self.workspace_bytes + 255) & -256
+    def _run(self, function, prepared, at, scratch=None):
+        """at: as State.at gives it. scratch: an operand struct that only this call uses; it lies
+        behind the workspace."""
+        call = prepared.call
+        call.stream, capturing, call.state, call.flags = at
+        size = self.workspace_bytes
+        more = 0 if scratch is None else scratch.bytes + 255
+        memory, address = self.context.workspace(at[0], capturing, size + more)
+        call.workspace, call.workspace_bytes = address, size
+        if more:
+            scratch.data = (address + size + 255) & -256
         status = function(self.handle, prepared.ref)
         if status:
             abi.check(status)
 
-    def fprop(self, x, weight, copies, bias, lead, save, history=NO_HISTORY):
-        """(y[*lead, N], saved or None); x[M,K] bf16, weight: bytes with `copies`, bias[N] bf16.
+    def fprop(self, x, weight, copies, bias, lead, save, at):
+        """(y[*lead, N], saved or None); x[..., K], weight: bytes with `copies`, bias[N] bf16.
 
         saved: the bytes of x's transposed copy, or x where the recipe has none.
         """
-        saved = x if save and self.saves_x else None
-        save = save and not self.saves_x
-        code = ("fprop", copies, save, bias is None)
-        pool = self._pool(code)
-        p = (
-            pool.pop()
-            if pool
-            else _Prepared(
-                abi.FpropArgs,
-                x=_tensor(self.m, self.k, torch.bfloat16),
-                weight=self._w(copies),
-                y=_tensor(self.m, self.n, self.output),
-                bias=None if bias is None else _tensor(1, self.n, torch.bfloat16),
-                saved=self._empty(self.k, abi.TRANSPOSED) if save else None,
-            )
-        )
+        x, ld = placed(x, self.k)
+        saved = None
+        if save and self.saves_x:
+            saved, save = matrix(x), False
+        pool = self._pool(("fprop", copies, save, bias is None))
+        p = pool.pop() if pool else self._fprop(copies, save, bias)
         y = torch.empty((*lead, self.n), dtype=self.output, device=self.device)
-        p.x.data, p.x.ld = x.data_ptr(), x.stride(0)
+        tensor = p.x
+        tensor.data, tensor.ld = x.data_ptr(), ld
         p.y.data, p.weight.data = y.data_ptr(), weight.data_ptr()
         if bias is not None:
             p.bias.data = bias.data_ptr()
         if save:
-            saved = operand.memory(p.saved.bytes, self.device)
+            saved = operand.memory(self.saved_bytes, self.device)
             p.saved.data = saved.data_ptr()
-        self._run(_runtime.fp8_layer_fprop, p, history)
+        self._run(_runtime.fp8_layer_fprop, p, at)
         pool.append(p)
         return y, saved
 
-    def backward(self, dy, saved, weight, copies, dw, dbias, lead, history=NO_HISTORY):
+    def _fprop(self, copies, save, bias):
+        return _Prepared(
+            abi.FpropArgs,
+            x=_tensor(self.m, self.k, torch.bfloat16),
+            weight=self._w(copies),
+            y=_tensor(self.m, self.n, self.output),
+            bias=None if bias is None else _tensor(1, self.n, torch.bfloat16),
+            saved=self._empty(self.k, abi.TRANSPOSED) if save else None,
+        )
+
+    def backward(self, dy, saved, weight, copies, dw, dbias, lead, at):
         """dx[*lead, K], or None without a weight; fills dw = (tensor, 1: add to it) and dbias."""
         dw, accumulate = dw
-        want = (abi.ROW if weight is not None else 0) | (abi.TRANSPOSED if dw is not None else 0)
-        quantized = dw is not None and not self.saves_x
-        code = ("backward", want, copies, dbias is None, dw is None or dw.dtype)
-        pool = self._pool(code)
-        p = (
-            pool.pop()
-            if pool
-            else _Prepared(
-                abi.BackwardArgs,
-                dy=_tensor(self.m, self.n, torch.bfloat16),
-                saved=self._x() if quantized else None,
-                x=_tensor(self.m, self.k, torch.bfloat16) if dw is not None and self.saves_x else None,
-                weight=self._w(copies) if weight is not None else None,
-                grad=self._empty(self.n, want or abi.ROW),
-                dbias=None if dbias is None else _tensor(1, self.n, torch.float32),
-                dw=None if dw is None else _tensor(self.n, self.k, dw.dtype),
-                dx=None if weight is None else _tensor(self.m, self.k, self.grad_input),
-            )
-        )
-        dx = None
+        dy, ld = placed(dy, self.n)
+        wants = weight is not None, dw is not None and dw.dtype, dbias is not None
+        pool = self._pool(("backward", copies, wants))
+        p = pool.pop() if pool else self._backward(copies, wants)
         p.args.accumulate_dw = accumulate
-        p.dy.data, p.dy.ld = dy.data_ptr(), dy.stride(0)
-        if quantized:
-            saved = operand.aligned(saved)
-            p.saved.data = saved.data_ptr()
-        elif dw is not None:
-            p.x.data, p.x.ld = saved.data_ptr(), saved.stride(0)
-        if dw is not None:
-            p.dw.data, p.dw.ld = dw.data_ptr(), dw.stride(0)
+        tensor = p.dy
+        tensor.data, tensor.ld = dy.data_ptr(), ld
+        dx = None
         if weight is not None:
             dx = torch.empty((*lead, self.k), dtype=self.grad_input, device=self.device)
             p.weight.data, p.dx.data = weight.data_ptr(), dx.data_ptr()
+        if dw is not None:
+            if self.saves_x:
+                p.x.data, p.x.ld = saved.data_ptr(), saved.stride(0)
+            else:
+                saved = operand.aligned(saved)
+                p.saved.data = saved.data_ptr()
+            p.dw.data, p.dw.ld = dw.data_ptr(), dw.stride(0)
         if dbias is not None:
             p.dbias.data = dbias.data_ptr()
-        self._run(_runtime.fp8_layer_backward, p, history, p.grad)
+        self._run(_runtime.fp8_layer_backward, p, at, p.grad)
         pool.append(p)
         return dx
 
+    def _backward(self, copies, wants):
+        want_dx, dw, want_dbias = wants
+        want = (abi.ROW if want_dx else 0) | (abi.TRANSPOSED if dw else 0)
+        x = _tensor(self.m, self.k, torch.bfloat16) if dw and self.saves_x else None
+        return _Prepared(
+            abi.BackwardArgs,
+            dy=_tensor(self.m, self.n, torch.bfloat16),
+            saved=self._x() if dw and not self.saves_x else None,
+            x=x,
+            weight=self._w(copies) if want_dx else None,
+            grad=self._empty(self.n, want or abi.ROW),
+            dbias=_tensor(1, self.n, torch.float32) if want_dbias else None,
+            dw=_tensor(self.n, self.k, dw) if dw else None,
+            dx=_tensor(self.m, self.k, self.grad_input) if want_dx else None,
+        )
+
     # The parts of backward, for those who put something between them.
 
-    def quantize_dy(self, dy, copies, dbias, history=NO_HISTORY):
+    def quantize_dy(self, dy, copies, dbias, at):
         """Bytes of dy's operand; fills dbias[N] fp32 if that is given."""
         copies = copies or abi.ROW
+        dy, ld = placed(dy, self.n)
         pool = self._pool(("quantize_dy", copies, dbias is None))
         p = (
             pool.pop()
@@ -218,14 +230,14 @@ class Plan:
         )
         grad = operand.memory(p.grad.bytes, self.device)
         p.args.copies = copies
-        p.dy.data, p.dy.ld, p.grad.data = dy.data_ptr(), dy.stride(0), grad.data_ptr()
+        p.dy.data, p.dy.ld, p.grad.data = dy.data_ptr(), ld, grad.data_ptr()
         if dbias is not None:
             p.dbias.data = dbias.data_ptr()
-        self._run(_runtime.fp8_layer_quantize_dy, p, history)
+        self._run(_runtime.fp8_layer_quantize_dy, p, at)
         pool.append(p)
         return grad
 
-    def wgrad(self, saved, grad, copies, dw, dy):
+    def wgrad(self, saved, grad, copies, dw, dy, at):
         """dw[N,K] of saved and of dy's operand, which has `copies`, or of dy itself."""
         pool = self._pool(("wgrad", copies, dw.dtype))
         quantized = not self.saves_x
@@ -245,13 +257,14 @@ class Plan:
             saved = operand.aligned(saved)
             p.saved.data, p.grad.data = saved.data_ptr(), grad.data_ptr()
         else:
+            dy, ld = placed(dy, self.n)
             p.x.data, p.x.ld = saved.data_ptr(), saved.stride(0)
-            p.dy.data, p.dy.ld = dy.data_ptr(), dy.stride(0)
+            p.dy.data, p.dy.ld = dy.data_ptr(), ld
         p.dw.data, p.dw.ld = dw.data_ptr(), dw.stride(0)
-        self._run(_runtime.fp8_layer_wgrad, p)
+        self._run(_runtime.fp8_layer_wgrad, p, at)
         pool.append(p)
 
-    def dgrad(self, grad, copies, weight, lead):
+    def dgrad(self, grad, copies, weight, lead, at):
         """dx[*lead, K] of dy's operand, which has `copies`, and of a weight's transposed copy."""
         pool = self._pool(("dgrad", copies))
         p = (
@@ -266,23 +279,29 @@ class Plan:
         )
         dx = torch.empty((*lead, self.k), dtype=self.grad_input, device=self.device)
         p.grad.data, p.weight.data, p.dx.data = grad.data_ptr(), weight.data_ptr(), dx.data_ptr()
-        self._run(_runtime.fp8_layer_dgrad, p)
+        self._run(_runtime.fp8_layer_dgrad, p, at)
         pool.append(p)
         return dx
 
 
-def quantize_weight(plan, weight, copies, data=None, history=NO_HISTORY):
+def quantize_weight(plan, weight, copies, at, data=None):
     """Bytes of a weight's operand; written into `data` if that is given."""
     source = matrix(weight.detach())
     if data is None:
         data = operand.empty(plan.n, plan.k, copies, plan.device, plan.w_scalings)
-    tensor = abi.Tensor(source.data_ptr(), plan.n, plan.k, source.stride(0), CODE[source.dtype])
-    out = abi.Operand(
-        size=ctypes.sizeof(abi.Operand), data=data.data_ptr(), bytes=data.numel()
-    )
-    p = _Prepared(abi.QuantizeArgs, source=tensor, operand=out)
-    p.args.role, p.args.copies = abi.ROLE_W, copies
-    plan._run(_runtime.fp8_quantize, p, history)
+    pool = plan._pool(("weight", copies, source.dtype))
+    if pool:
+        p = pool.pop()
+    else:
+        p = _Prepared(
+            abi.QuantizeArgs,
+            source=_tensor(plan.n, plan.k, source.dtype),
+            operand=_operand(0, 0, plan.n, plan.k, copies, plan.w_scalings),
+        )
+        p.args.role, p.args.copies = abi.ROLE_W, copies
+    p.source.data, p.source.ld, p.operand.data = source.data_ptr(), source.stride(0), data.data_ptr()
+    plan._run(_runtime.fp8_quantize, p, at)
+    pool.append(p)
     return data
 
 

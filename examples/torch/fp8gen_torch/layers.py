@@ -159,21 +159,29 @@ class Context:
         """The current stream as the runtime takes it; None on the host."""
         return None if self.index == abi.HOST else torch._C._cuda_getCurrentRawStream(self.index)
 
-    def capturing(self, stream):
-        return stream is not None and torch._C._cuda_isCurrentStreamCapturing()
+    def where(self):
+        """(the current stream, whether a graph captures it)"""
+        if self.index == abi.HOST:
+            return None, False
+        return (
+            torch._C._cuda_getCurrentRawStream(self.index),
+            torch._C._cuda_isCurrentStreamCapturing(),
+        )
 
-    def workspace(self, stream, size):
-        """Scratch for one call on `stream`; a graph under capture gets memory of its own pool."""
-        if self.capturing(stream):
-            return torch.empty(size, dtype=torch.uint8, device=self.device)
+    def workspace(self, stream, capturing, size):
+        """(owner, address) of scratch for one call on `stream`; a graph under capture gets memory of
+        its own pool."""
+        if capturing:
+            held = torch.empty(size, dtype=torch.uint8, device=self.device)
+            return held, held.data_ptr()
         if stream is None:
             stream = threading.get_ident()  # the host backend runs on the calling thread
         held = self.workspaces.get(stream)
-        if held is None or held.numel() < size:
+        if held is None or held[2] < size:
             self.workspaces[stream] = None
-            held = torch.empty(size, dtype=torch.uint8, device=self.device)
-            self.workspaces[stream] = held
-        return held
+            memory = torch.empty(size, dtype=torch.uint8, device=self.device)
+            held = self.workspaces[stream] = memory, memory.data_ptr(), size
+        return held[:2]
 
 
 class Layer:

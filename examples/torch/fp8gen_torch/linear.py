@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import abi, operand
-from .calls import matrix
 from .layers import Recipe
 from .states import State, check, state_of
 
@@ -28,78 +27,71 @@ from .states import State, check, state_of
 
 def _forward(state, plan, x, weight, bias, y_dtype, save, want_dx):
     """(y, saved or None); without any gradient wanted it is an evaluation."""
-    history = state.history(plan, save or want_dx)
+    at = state.at(plan, save or want_dx)
     want = abi.BOTH if want_dx and state.keep else abi.ROW
-    w, copies = state.weight(plan, weight, want, True, history)
-    if bias is not None:
+    w, copies = state.weight(plan, weight, want, True, at)
+    if bias is not None and not (bias.dtype is torch.bfloat16 and bias.is_contiguous()):
         bias = bias.to(torch.bfloat16).contiguous()
-    y, saved = plan.fprop(
-        matrix(x, torch.bfloat16), w, copies, bias, x.shape[:-1], save, history
-    )
+    y, saved = plan.fprop(x, w, copies, bias, x.shape[:-1], save, at)
     return (y if y.dtype is y_dtype else y.to(y_dtype)), saved
 
 
 def _backward(state, plan, dy, saved, weight, like, want, main_grad):
     """(dx, dw, dbias), each None if not in `want`; dw is added to main_grad if that is given.
 
-    like: (x's dtype, y's dtype, dw's dtype, has bias)
+    like: (x's dtype, y's dtype, dw's dtype, ...)
     """
     want_dx, want_dw, want_dbias = want
-    x_dtype, _, dw_dtype, _ = like
-    lead, add = dy.shape[:-1], main_grad is not None and want_dw
     dw = dbias = w = None
-    copies = 0
-    if add:
-        dw = main_grad
+    copies = add = 0
+    if want_dw and main_grad is not None:
+        dw, add = main_grad, 1
     elif want_dw:
         dw = torch.empty((plan.n, plan.k), dtype=plan.grad_weight, device=plan.device)
     if want_dbias:
         dbias = torch.empty(plan.n, dtype=torch.float32, device=plan.device)
-    history = state.history(plan, True)
+    at = state.at(plan, True)
     if want_dx:
-        w, copies = state.weight(plan, weight, abi.TRANSPOSED, False, history)
-    dx = plan.backward(
-        matrix(dy, torch.bfloat16), saved, w, copies, (dw, int(add)), dbias, lead, history
-    )
-    if dx is not None and dx.dtype is not x_dtype:
-        dx = dx.to(x_dtype)
+        w, copies = state.weight(plan, weight, abi.TRANSPOSED, False, at)
+    dx = plan.backward(dy, saved, w, copies, (dw, add), dbias, dy.shape[:-1], at)
+    if dx is not None and dx.dtype is not like[0]:
+        dx = dx.to(like[0])
     if add:
         dw = None
-    elif dw is not None and dw.dtype is not dw_dtype:
-        dw = dw.to(dw_dtype)
+    elif dw is not None and dw.dtype is not like[2]:
+        dw = dw.to(like[2])
     return dx, dw, dbias
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, state, plan, y_dtype, dw_dtype, main_grad):
+    def forward(ctx, x, weight, bias, state, plan, like, main_grad):
         want_dx, want_dw = ctx.needs_input_grad[:2]
-        y, saved = _forward(state, plan, x, weight, bias, y_dtype, want_dw, want_dx)
+        y, saved = _forward(state, plan, x, weight, bias, like[1], want_dw, want_dx)
         ctx.save_for_backward(saved, weight)
-        ctx.state, ctx.plan, ctx.main_grad = state, plan, main_grad
-        ctx.like = x.dtype, y_dtype, dw_dtype, bias is not None
-        ctx.bias_dtype = bias.dtype if bias is not None else None
+        ctx.call = state, plan, like, main_grad
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy):
-        saved, weight = ctx.saved_tensors
-        dx, dw, dbias = _backward(
-            ctx.state,
-            ctx.plan,
-            dy,
-            saved,
-            weight,
-            ctx.like,
-            ctx.needs_input_grad[:3],
-            ctx.main_grad,
-        )
-        if dbias is not None:
-            dbias = dbias.to(ctx.bias_dtype)
-        if ctx.main_grad is not None:
-            weight.grad_added_to_main_grad = True
-        return dx, dw, dbias, None, None, None, None, None
+        if torch.is_grad_enabled():  # create_graph: an error, but only if somebody goes on
+            return _once(ctx, dy)
+        return _gradients(ctx, dy)
+
+
+def _gradients(ctx, dy):
+    saved, weight = ctx.saved_tensors
+    state, plan, like, main_grad = ctx.call
+    want = ctx.needs_input_grad[:3]
+    dx, dw, dbias = _backward(state, plan, dy, saved, weight, like, want, main_grad)
+    if dbias is not None and dbias.dtype is not like[3]:
+        dbias = dbias.to(like[3])
+    if main_grad is not None:
+        weight.grad_added_to_main_grad = True
+    return dx, dw, dbias, None, None, None, None
+
+
+_once = once_differentiable(_gradients)
 
 
 # ---- operators for what traces -------------------------------------------------------------------
@@ -291,7 +283,8 @@ def fp8_linear(x, weight, bias=None, state=None):
     if grad and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        return _Linear.apply(x, weight, bias, state, plan, y_dtype, dw_dtype, main_grad)
+        like = x.dtype, y_dtype, dw_dtype, None if bias is None else bias.dtype
+        return _Linear.apply(x, weight, bias, state, plan, like, main_grad)
     return _forward(state, plan, x, weight, bias, y_dtype, False, False)[0]
 
 

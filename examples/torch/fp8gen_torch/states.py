@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import abi
-from .calls import NO_HISTORY, plan_of, quantize_weight
+from .calls import plan_of, quantize_weight
 from .delayed import History
 from .layers import Key, Recipe, device_index, layer_of
 
@@ -26,6 +26,7 @@ _IO = (torch.bfloat16, torch.float32)
 _INPUTS = (torch.bfloat16, torch.float32, torch.float16)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _states = weakref.WeakValueDictionary()
+_delayed = weakref.WeakValueDictionary()  # those of them that have a history
 _numbers = itertools.count(1)
 _quantizing = threading.Lock()
 _epoch = 0
@@ -48,11 +49,9 @@ def advance_scales(group=None):
     its ranks, all in one all-reduce. All ranks of a group call it; tensors that did not run are
     left alone, so it may be called twice.
     """
-    histories = [
-        state.kept_history
-        for _, state in sorted(_states.items())
-        if state.kept_history is not None
-    ]
+    if not _delayed:
+        return
+    histories = [state.kept_history for _, state in sorted(_delayed.items())]
     History.reduce(histories, group)
     for history in histories:
         history.advance()
@@ -153,16 +152,18 @@ class State:
             layer_of(Key(*shape, bias, *dtypes, self.recipe, device_index(device)), m), m
         )
 
-    def history(self, plan, training):
-        """What a pass is told of delayed scaling: (the C state, flags)."""
+    def at(self, plan, training):
+        """Where and how a pass runs: (stream, whether it is captured, the C state of delayed
+        scaling, flags)."""
         if self.recipe.name != "delayed":
-            return NO_HISTORY
+            return *plan.context.where(), None, 0
         kept = self.kept_history
         if kept is None or kept.layer is not plan.layer:
             with _quantizing:
                 saved = kept.save() if kept is not None else self._saved_history
                 self.kept_history = kept = History(plan.layer, saved)
-        return kept.handle, 0 if training else abi.CALL_EVALUATE
+                _delayed[self.number] = self
+        return *plan.context.where(), kept.handle, 0 if training else abi.CALL_EVALUATE
 
     def save_history(self):
         """The history of recipe "delayed" as a uint8 tensor on the CPU, None if there is none yet;
@@ -175,7 +176,7 @@ class State:
         if self.kept_history is not None and saved is not None:
             self.kept_history.load(saved)
 
-    def weight(self, plan, weight, copies, forward, history=NO_HISTORY):
+    def weight(self, plan, weight, copies, forward, at):
         """(bytes, copies) of the weight's operand, quantised when it has changed; and once more when
         training meets what an evaluation made, whose amax the history was not told."""
         if type(weight) not in _PLAIN:
@@ -183,38 +184,32 @@ class State:
                 return weight.fp8_operand(copies), copies
             weight = getattr(weight, "_data", weight)
         if not self.keep:
-            return quantize_weight(plan, weight, copies, None, history), copies
-        context = plan.context
-        stream = context.stream()
-        capturing = context.capturing(stream)
+            return quantize_weight(plan, weight, copies, at), copies
+        stream, capturing, _, flags = at
         kept = self._kept
         if (
             kept is not None
             and kept[1] & copies == copies
             and (not forward if capturing else not self._captured)
-            and (not kept[4] or _evaluates(history))
+            and (not kept[4] or flags & abi.CALL_EVALUATE)
             and kept[2].is_of(weight)
         ):
-            data, copies, _, made_on, _ = kept
-            if stream != made_on and not capturing:
-                _wait_for(made_on, plan.device)
-            return data, copies
+            if stream != kept[3] and not capturing:
+                _wait_for(kept[3], plan.device)
+            return kept[:2]
         with _quantizing:
-            return self._quantize(plan, weight, copies, (stream, capturing), history)
+            return self._quantize(plan, weight, copies, at)
 
-    def _quantize(self, plan, weight, copies, where, history):
-        stream, capturing = where
+    def _quantize(self, plan, weight, copies, at):
+        stream, capturing, _, flags = at
         data, kept, self._kept = None, self._kept, None
         if kept is not None and kept[1] & copies == copies and kept[0].device == plan.device:
             data, copies = kept[:2]
-        data = quantize_weight(plan, weight, copies, data, history)
-        self._kept = data, copies, Identity(weight), stream, _evaluates(history)
+        data = quantize_weight(plan, weight, copies, at, data)
+        evaluated = bool(flags & abi.CALL_EVALUATE)
+        self._kept = data, copies, Identity(weight), stream, evaluated
         self._captured = self._captured or capturing
         return data, copies
-
-
-def _evaluates(history):
-    return bool(history[1] & abi.CALL_EVALUATE)
 
 
 def _wait_for(stream, device):

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from . import abi, operand
-from .calls import matrix, quantize_weight
+from .calls import placed, quantize_weight
 from .layers import Recipe
 from .linear import output_dtype
 from .states import Identity, State
@@ -122,7 +122,7 @@ def precompute_amax(weights, states, communicator):
         state.set_amax(weight, amax)
 
 
-def _gathered(plan, state, weight, hooks, copies, history):
+def _gathered(plan, state, weight, hooks, copies, at):
     """Bytes of the full weight's operand, from shards on the wire in FP8 or as they are.
 
     hooks: (communicator, module)
@@ -133,7 +133,7 @@ def _gathered(plan, state, weight, hooks, copies, history):
         full = communicator.weight_hook(rows, module=module)
         return operand.assemble(full, header, plan.n, plan.k, copies)
     full = communicator.weight_hook(weight.detach(), module=module)
-    return quantize_weight(plan, full[: plan.n], copies, None, history)
+    return quantize_weight(plan, full[: plan.n], copies, at)
 
 
 def _hooked(communicator, name, tensor):
@@ -170,14 +170,13 @@ class _WeightParallel(torch.autograd.Function):
             bias is not None,
         )
         plan = state.plan_of(x.numel() // k, x.device, (n, k), weight.dtype, like)
-        history = state.history(plan, any(ctx.needs_input_grad))
-        full = _gathered(plan, state, weight, (communicator, module), abi.ROW, history)
+        at = state.at(plan, any(ctx.needs_input_grad))
+        full = _gathered(plan, state, weight, (communicator, module), abi.ROW, at)
         if bias is not None:
             ctx.bias_dtype = bias.dtype
             bias = communicator.weight_hook(bias.detach(), module=module, is_bias=True)
             bias = bias[:n].to(torch.bfloat16).contiguous()
-        x2d = matrix(x, torch.bfloat16)
-        y, saved = plan.fprop(x2d, full, abi.ROW, bias, x.shape[:-1], save, history)
+        y, saved = plan.fprop(x, full, abi.ROW, bias, x.shape[:-1], save, at)
         y = _hooked(communicator, "output_hook", y.to(y_dtype))
         ctx.save_for_backward(saved, weight)
         ctx.plan, ctx.state, ctx.communicator, ctx.module = plan, state, communicator, module
@@ -190,26 +189,26 @@ class _WeightParallel(torch.autograd.Function):
         saved, weight = ctx.saved_tensors
         plan, communicator, module = ctx.plan, ctx.communicator, ctx.module
         want_dx, want_dw, want_dbias = ctx.needs_input_grad[:3]
-        dy = matrix(_hooked(communicator, "grad_output_hook", dy), torch.bfloat16)
-        history = ctx.state.history(plan, True)
+        dy = placed(_hooked(communicator, "grad_output_hook", dy), plan.n)[0]  # cast once
+        at = ctx.state.at(plan, True)
         if want_dx:
             hooks = communicator, module
-            full = _gathered(plan, ctx.state, weight, hooks, abi.TRANSPOSED, history)
+            full = _gathered(plan, ctx.state, weight, hooks, abi.TRANSPOSED, at)
         new = {"device": dy.device}
         dbias = torch.empty(plan.n, dtype=torch.float32, **new) if want_dbias else None
         copies = (abi.ROW if want_dx else 0) | (abi.TRANSPOSED if want_dw else 0)
-        grad = plan.quantize_dy(dy, copies, dbias, history)
+        grad = plan.quantize_dy(dy, copies, dbias, at)
         dx = dw = handle = bias_handle = None
         if want_dw:  # first, so that its reduce-scatter runs beside dgrad
             dw = torch.empty((plan.n, plan.k), dtype=plan.grad_weight, **new)
-            plan.wgrad(saved, grad, copies, dw, dy)
+            plan.wgrad(saved, grad, copies, dw, dy, at)
             dw, handle = communicator.grad_hook(dw, async_op=True, module=module)
         if want_dbias:
             dbias, bias_handle = communicator.grad_hook(
                 dbias.to(ctx.bias_dtype), async_op=True, module=module, is_bias=True
             )
         if want_dx:
-            dx = plan.dgrad(grad, copies, full, ctx.x_shape[:-1]).to(ctx.x_dtype)
+            dx = plan.dgrad(grad, copies, full, ctx.x_shape[:-1], at).to(ctx.x_dtype)
         _wait(handle)
         _wait(bias_handle)
         if want_dw and ctx.main_grad is not None:
