@@ -1,10 +1,10 @@
 /*
  * test_handed.c - what a caller hands over or asks for by itself: amaxes, transposed copies, the tensors
- * of layers that multiply no FP8; and what each recipe refuses.
+ * of layers that multiply no FP8; and what each recipe refuses. Weights that are FP8 already are
+ * test_import.c's.
  */
 #include <math.h>
 
-#include "runtime/fp8_format.h"
 #include "tests/runtime/rig.h"
 
 enum { M = 37, N = 48, K = 129 };
@@ -226,140 +226,6 @@ static void a_transposed_copy_needs_no_tensor(void **state)
     }
 }
 
-/* ---- weights that are FP8 already ---- */
-
-static const int64_t parts[] = { 16, 20, 12 };
-static const float part_scales[] = { 0.5f, 0.15625f, 3.0f };
-
-static fp8_status import(int layer, const struct rig_block *codes, int32_t count,
-                         const float *scales, const int64_t *rows, fp8_operand *weight)
-{
-    const fp8_tensor q = { codes->device, N, K, K, FP8_DTYPE_E4M3, 0 };
-    fp8_import_args args = FP8_IMPORT_ARGS_INIT;
-    args.count = count;
-    args.q = &q;
-    args.scale_inv = scales;
-    args.rows = rows;
-    args.version = 5;
-    args.weight = weight;
-    args.call.stream = rig.stream;
-    return fp8_import(layers.layer[layer].handle, &args);
-}
-
-static void dequantized_is(int layer, const struct rig_block *codes, const fp8_operand *weight,
-                           const float *scales)
-{
-    struct rig_tensor target;
-    rig_tensor_make(&target, "target", FP8_DTYPE_FP32, N, K, 0, 0, 0xFF);
-    rig_tensor_push(&target);
-    fp8_dequantize_args args = FP8_DEQUANTIZE_ARGS_INIT;
-    args.operand = weight;
-    args.target = &target.t;
-    args.call.stream = rig.stream;
-    RIG_OK(fp8_dequantize(layers.layer[layer].handle, &args));
-    rig_tensor_pull(&target);
-    for (int64_t i = 0; i < N; i++) {
-        int part = i < parts[0] ? 0 : i < parts[0] + parts[1] ? 1 : 2;
-        for (int64_t j = 0; j < K; j++) {
-            float wanted = fp8_decode_e4m3(codes->image[i * K + j]) * scales[part];
-            assert_true(rig_get(&target, i, j) == wanted);
-        }
-    }
-    rig_tensor_free(&target);
-}
-
-static void fprop_with(int layer, const fp8_operand *weight, struct rig_tensor *y)
-{
-    fp8_fprop_args args = FP8_FPROP_ARGS_INIT;
-    rig_tensor_push(y);
-    args.x = &source[FP8_ROLE_X].t;
-    args.weight = weight;
-    args.y = &y->t;
-    args.call = call();
-    RIG_OK(fp8_layer_fprop(layers.layer[layer].handle, &args));
-    rig_tensor_pull(y);
-}
-
-static void make_codes(struct rig_block *codes)
-{
-    rig_block_make(codes, N * K, 0, 0xFF);
-    for (int64_t i = 0; i < N * K; i++) {
-        uint8_t code = (uint8_t)rig_hash(77, (uint64_t)i);
-        codes->image[i] = (code & 0x7F) == 0x7F ? 0 : code; /* no NaN */
-    }
-    rig_block_push(codes);
-}
-
-static void parts_of_a_weight_keep_their_scales(void **state)
-{
-    (void)state;
-    struct rig_block codes;
-    struct rig_operand three, one;
-    struct rig_tensor y, y_one;
-    make_codes(&codes);
-    rig_operand_make(&three, both_bytes(ROWWISE, FP8_ROLE_W), 0x7E);
-    rig_operand_make(&one, both_bytes(ROWWISE, FP8_ROLE_W), 0x7E);
-    rig_block_push(&three.block);
-    rig_block_push(&one.block);
-    rig_tensor_make(&y, "y", FP8_DTYPE_BF16, M, N, 0, 0, 0xFF);
-    rig_tensor_make(&y_one, "y", FP8_DTYPE_BF16, M, N, 0, 0, 0xFF);
-    RIG_OK(import(ROWWISE, &codes, 3, part_scales, parts, &three.op));
-    assert_int_equal(three.op.version, 5);
-    assert_int_equal(three.op.copies, FP8_COPY_ROW);
-    dequantized_is(ROWWISE, &codes, &three.op, part_scales);
-    fprop_with(ROWWISE, &three.op, &y);
-    int64_t first = 0;
-    for (int part = 0; part < 3; part++) {
-        RIG_OK(import(ROWWISE, &codes, 1, &part_scales[part], NULL, &one.op));
-        fprop_with(ROWWISE, &one.op, &y_one);
-        for (int64_t i = 0; i < M; i++) {
-            for (int64_t j = first; j < first + parts[part]; j++)
-                assert_int_equal(rig_bits(&y, i, j), rig_bits(&y_one, i, j));
-        }
-        first += parts[part];
-    }
-    rig_block_pull(&three.block, "weight");
-    for (int64_t i = 0; i < 48; i++) {
-        const unsigned char *row = three.block.image + 512 + i * 256;
-        for (int64_t j = i < N ? K : 0; j < 256; j++)
-            assert_int_equal(row[j], 0);
-    }
-    rig_tensor_free(&y);
-    rig_tensor_free(&y_one);
-    rig_operand_free(&three);
-    rig_operand_free(&one);
-    rig_block_free(&codes);
-}
-
-static void a_missing_scale_is_an_error(void **state)
-{
-    (void)state;
-    static const float same[] = { 0.25f, 0.25f, 0.25f };
-    float bad[3] = { 0.5f, 0.0f, 1.0f };
-    struct rig_block codes;
-    struct rig_operand weight;
-    make_codes(&codes);
-    rig_operand_make(&weight, both_bytes(CURRENT, FP8_ROLE_W), 0x7E);
-    rig_block_push(&weight.block);
-    RIG_REFUSED(FP8_ERR_SHAPE, import(ROWWISE, &codes, 2, part_scales, parts, &weight.op));
-    rig_expect_sentence("a scale is missing");
-    RIG_REFUSED(FP8_ERR_ARGUMENT, import(ROWWISE, &codes, 3, bad, parts, &weight.op));
-    rig_expect_sentence("scale_inv[1] is 0");
-    bad[1] = NAN;
-    RIG_REFUSED(FP8_ERR_ARGUMENT, import(ROWWISE, &codes, 3, bad, parts, &weight.op));
-    RIG_REFUSED(FP8_ERR_ARGUMENT, import(ROWWISE, &codes, 0, bad, parts, &weight.op));
-    RIG_REFUSED(FP8_ERR_ARGUMENT, import(ROWWISE, &codes, 3, part_scales, NULL, &weight.op));
-    RIG_REFUSED(FP8_ERR_UNSUPPORTED, import(CURRENT, &codes, 3, part_scales, parts, &weight.op));
-    RIG_REFUSED(FP8_ERR_UNSUPPORTED, import(BLOCK, &codes, 1, part_scales, NULL, &weight.op));
-    RIG_REFUSED(FP8_ERR_UNSUPPORTED, import(BF16, &codes, 1, part_scales, NULL, &weight.op));
-    RIG_OK(import(CURRENT, &codes, 1, same, NULL, &weight.op));
-    dequantized_is(CURRENT, &codes, &weight.op, same);
-    RIG_OK(transpose(CURRENT, &weight.op));
-    assert_int_equal(weight.op.copies, FP8_COPY_BOTH);
-    rig_operand_free(&weight);
-    rig_block_free(&codes);
-}
-
 /* ---- tensors ---- */
 
 static void sizes_are_those_of_the_copies_there_are(void **state)
@@ -529,8 +395,6 @@ int main(void)
         cmocka_unit_test(weights_take_the_amax_of_an_optimizer),
         cmocka_unit_test(only_tensor_scales_take_an_amax),
         cmocka_unit_test(a_transposed_copy_needs_no_tensor),
-        cmocka_unit_test(parts_of_a_weight_keep_their_scales),
-        cmocka_unit_test(a_missing_scale_is_an_error),
         cmocka_unit_test(sizes_are_those_of_the_copies_there_are),
         cmocka_unit_test(layers_in_bf16_quantise_nothing),
         cmocka_unit_test(found_inf_of_dy_is_refused_where_nothing_looks),
