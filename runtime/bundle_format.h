@@ -172,7 +172,8 @@
  *   on CUDA; the host backend executes the op itself. They also have a "reason", for people.
  *   An amax step that a quantize step follows may have
  *     alternative       { "kernel", "args", "elements_per_sm" }: a step of op fused, taken instead of
- *                       both on CUDA where rows * cols <= elements_per_sm * SMs of the call
+ *                       both where rows * cols <= elements_per_sm * SMs of the call (on the host,
+ *                       threads); on CUDA if the kernel has a cubin for the context's arch
  *   gemm steps have, besides args:
  *     a_dtype, b_dtype  "e4m3" | "e5m2" | "bf16" (both or none)   out_dtype "bf16" | "fp16" | "fp32"
  *     a_scaling, b_scaling  "tensor" | "row" | "block" | "tile": of the copies that the pass reads;

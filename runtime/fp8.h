@@ -497,7 +497,8 @@ typedef struct fp8_fprop_args {
     const fp8_tensor *bias;    /* [1,N] bias_dtype; required if and only if the layer has a bias */
     const fp8_tensor *y;       /* [M,N], y_dtype; written */
     fp8_operand *saved;
-    uint32_t *found_inf; /* set to 1 if x holds inf or NaN, else not written; may be NULL */
+    uint32_t *found_inf; /* set to 1 if x holds inf or NaN, else not written; may be NULL, and is
+                          * with x_quantized: fp8_quantize has looked */
     const fp8_tensor *w; /* [N,K]; compute "bf16" only: instead of weight */
     fp8_call call;
     uint64_t reserved[4];

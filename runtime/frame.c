@@ -286,7 +286,7 @@ const struct fp8_alternative *fp8_step_alternative(const struct fp8_layer *layer
                                                    int32_t sms)
 {
     const struct fp8_alternative *alternative = step->alternative;
-    if (!alternative || layer->context->is_host || !alternative->step.kernel->function)
+    if (!alternative || !(layer->context->is_host || alternative->step.kernel->function))
         return NULL;
     int64_t sides[2], elements;
     for (int i = 0; i < 2; i++) {

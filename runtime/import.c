@@ -61,6 +61,7 @@ static fp8_status check_import(const fp8_layer *layer, const fp8_import_args *ar
     FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL, 0));
     const struct fp8_layer_plan *plan = layer->plan;
     const struct fp8_check check = { .call = call, .plan = plan };
+    FP8_TRY(fp8_check_quantises(&check));
     FP8_TRY(check_scales(args));
     FP8_TRY(check_stretches(plan, args));
     FP8_TRY(fp8_check_matrix(&check, "q", args->q, plan->out_features, plan->in_features,

@@ -556,6 +556,8 @@ fp8_status fp8_check_rows(const char *call, const char *name, fp8_role role,
                           const fp8_operand *operand, int64_t *tokens);
 /* FP8_COPY_* or 0 for all; leaves those that the recipe has of the role. */
 fp8_status fp8_check_copies(const struct fp8_check *check, fp8_role role, uint32_t *copies);
+/* That the layer quantises at all. */
+fp8_status fp8_check_quantises(const struct fp8_check *check);
 /* Where a product reads this copy of the role's operand: that it is filled. Where it reads the caller's
  * tensor instead: that this is there; the operand is then optional. */
 fp8_status fp8_check_factor(const struct fp8_check *check, fp8_role role, uint32_t copy,

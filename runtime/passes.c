@@ -115,6 +115,11 @@ static fp8_status check_x(const struct fp8_check *check, const fp8_fprop_args *a
     uint32_t copies = args->saved ? FP8_COPY_BOTH : FP8_COPY_ROW;
     copies &= fp8_operand_copies(check->plan, FP8_ROLE_X);
     FP8_TRY(fp8_check_filled(check, "x_quantized", FP8_ROLE_X, copies, args->x_quantized));
+    if (args->found_inf)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: found_inf is given with x_quantized, but x was looked at when it was "
+                        "quantised; give found_inf to fp8_quantize and pass NULL here",
+                        check->call);
     return args->saved ? fp8_check_operand_struct(check->call, "saved", args->saved) : FP8_OK;
 }
 

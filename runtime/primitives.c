@@ -173,6 +173,7 @@ static fp8_status check_transpose(const fp8_layer *layer, const fp8_transpose_ar
     FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL,
                            args ? args->reserved0 : 0));
     struct fp8_check check = { .call = call, .plan = layer->plan };
+    FP8_TRY(fp8_check_quantises(&check));
     FP8_TRY(fp8_check_operand_struct(call, "operand", args->operand));
     if (args->operand->role == FP8_ROLE_NONE)
         return fp8_fail(FP8_ERR_OPERAND, "%s: operand is not filled", call);
@@ -237,6 +238,7 @@ static fp8_status check_dequantize(const fp8_layer *layer, const fp8_dequantize_
     FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL,
                            args ? args->reserved0 : 0));
     struct fp8_check check = { .call = call, .plan = layer->plan };
+    FP8_TRY(fp8_check_quantises(&check));
     FP8_TRY(fp8_check_operand_struct(call, "operand", args->operand));
     if (args->operand->role == FP8_ROLE_NONE)
         return fp8_fail(FP8_ERR_OPERAND, "%s: operand is not filled", call);

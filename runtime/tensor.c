@@ -259,6 +259,16 @@ static const char *multiplies(const struct fp8_layer_plan *plan)
     return plan->is_bf16 ? "compute bf16" : fp8_recipe_names[plan->recipe.kind];
 }
 
+fp8_status fp8_check_quantises(const struct fp8_check *check)
+{
+    if (!check->plan->is_bf16)
+        return FP8_OK;
+    return fp8_fail(FP8_ERR_UNSUPPORTED,
+                    "%s: layer '%s' computes in bf16 (compute = \"bf16\"): it has no operands of "
+                    "FP8; give the passes its tensors",
+                    check->call, check->plan->name);
+}
+
 fp8_status fp8_check_factor(const struct fp8_check *check, fp8_role role, uint32_t copy,
                             const char *name, const fp8_operand *operand, const fp8_tensor *tensor)
 {

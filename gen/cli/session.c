@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <jansson.h>
+
 #include "gen/cli/cli.h"
 
 int cli_gen_failed(const fp8gen *gen, fp8gen_status status, const char *what)
@@ -90,6 +92,28 @@ static char *read_stdin(int *code)
     return NULL;
 }
 
+/* --recipe: a layer with compute = "bf16" has none. */
+static void note_recipe(const struct cli_spec *spec, fp8gen *gen)
+{
+    const char *text, *first = NULL;
+    size_t index;
+    int count = 0;
+    json_t *layer, *plan = fp8gen_plan(gen, &text) == FP8GEN_OK ? json_loads(text, 0, NULL) : NULL;
+    json_t *layers = json_object_get(plan, "layers");
+    json_array_foreach(layers, index, layer)
+    {
+        const char *compute = json_string_value(json_object_get(layer, "compute"));
+        if (!compute || strcmp(compute, "bf16") != 0)
+            continue;
+        first = count++ == 0 ? json_string_value(json_object_get(layer, "name")) : first;
+    }
+    if (count > 0)
+        cli_note("--recipe %s leaves %d of %zu layers as they are: they compute in bf16 ('%s'%s)",
+                 spec->recipe, count, json_array_size(layers), first ? first : "",
+                 count > 1 ? ", ..." : "");
+    json_decref(plan);
+}
+
 int cli_spec_open(const struct cli_spec *spec, const char *text, fp8gen **gen)
 {
     if (!text && strcmp(spec->path, "-") == 0) {
@@ -112,6 +136,8 @@ int cli_spec_open(const struct cli_spec *spec, const char *text, fp8gen **gen)
         return CLI_USAGE;
     }
     fp8gen_status status = cli_spec_load(spec, text, gen);
+    if (!status && spec->recipe)
+        note_recipe(spec, *gen);
     if (!status)
         return CLI_DONE;
     int code = cli_gen_failed(*gen, status, spec->path);

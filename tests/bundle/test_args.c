@@ -467,6 +467,8 @@ static void a_view_of_a_shared_x(void **state)
     struct world before = world;
     void *own = world.saved.data;
     world.fprop.x = NULL, world.fprop.x_quantized = &world.xq;
+    EXPECT_REFUSED(FP8_ERR_ARGUMENT, "give found_inf to fp8_quantize", FPROP);
+    world.fprop.found_inf = NULL;
     EXPECT_OK(FPROP);
     assert_ptr_equal(world.saved.data, world.xq.data);
     assert_int_equal(world.saved.copies, FP8_COPY_BOTH);

@@ -41,6 +41,7 @@ case_of "another recipe than the spec's"
 run fp8gen run "$T/recipes.lua" --device host --layer current --recipe block
 expect_code 0
 expect_out_has "quantize_block_bf16_e4m3_pow2"
+expect_err_has "--recipe block leaves 1 of 8 layers as they are: they compute in bf16 ('bf16')"
 run fp8gen plan "$T/recipes.lua" --recipe blocks
 expect_code 2
 expect_err_has "unknown recipe 'blocks'"

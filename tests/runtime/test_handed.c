@@ -273,6 +273,18 @@ static void layers_in_bf16_quantise_nothing(void **state)
     gemm.a = gemm.b = &none;
     gemm.call = call();
     RIG_REFUSED(FP8_ERR_UNSUPPORTED, fp8_gemm(layer, &gemm));
+    fp8_dequantize_args dequantize = FP8_DEQUANTIZE_ARGS_INIT;
+    fp8_import_args import = FP8_IMPORT_ARGS_INIT;
+    struct rig_operand other; /* even of another layer's operand */
+    quantize(CURRENT, FP8_ROLE_W, FP8_COPY_ROW, NULL, &other);
+    dequantize.operand = import.weight = &other.op;
+    RIG_REFUSED(FP8_ERR_UNSUPPORTED, transpose(BF16, &other.op));
+    rig_expect_sentence("computes in bf16");
+    RIG_REFUSED(FP8_ERR_UNSUPPORTED, fp8_dequantize(layer, &dequantize));
+    rig_expect_sentence("computes in bf16");
+    RIG_REFUSED(FP8_ERR_UNSUPPORTED, fp8_import(layer, &import));
+    rig_expect_sentence("computes in bf16");
+    rig_operand_free(&other);
 }
 
 /* In bf16 the sums of dbias are all that reads dy beside the products. */

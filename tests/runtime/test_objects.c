@@ -399,6 +399,10 @@ static void an_x_is_quantised_once_for_several_layers(void **state)
     args.saved = NULL;
     RIG_OK(fp8_layer_fprop(c[1].layer->handle, &args));
     rig_tensor_unchanged(&c[1].tensor[RIG_Y]);
+    args.found_inf = (uint32_t *)(void *)c[1].tensor[RIG_FOUND_INF].block.device;
+    RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_fprop(c[1].layer->handle, &args));
+    rig_expect_sentence("give found_inf to fp8_quantize");
+    args.found_inf = NULL;
     args.x = &c[1].tensor[RIG_X].t; /* both */
     RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_fprop(c[1].layer->handle, &args));
     rig_operand_free(&x);

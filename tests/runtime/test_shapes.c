@@ -186,6 +186,36 @@ static void larger_operand_memory_is_fine(void **state)
     rig_layers_close(&layers);
 }
 
+static uint32_t launches_of(const struct rig_layer *layer, int64_t tokens)
+{
+    fp8_dispatch dispatch = FP8_DISPATCH_INIT;
+    RIG_OK(fp8_layer_dispatch(layer->handle, FP8_PASS_FPROP, tokens, &dispatch));
+    return dispatch.launches;
+}
+
+/* An x that fits on chip is quantised in one step, a larger one in two: the last and the first such M
+ * give the same bytes by the rules. */
+static void one_step_where_a_tensor_fits_on_chip(void **state)
+{
+    (void)state;
+    struct rig_spec spec = { .out_features = 16, .in_features = 1024, .max_tokens = 1 << 17 };
+    struct rig_layers layers;
+    int64_t fits = 1, beyond = spec.max_tokens;
+    rig_layers_open(&layers, &spec, 1);
+    uint32_t launches = launches_of(&layers.layer[0], fits);
+    assert_int_equal(launches_of(&layers.layer[0], beyond), launches + 1);
+    while (beyond - fits > 1) {
+        int64_t middle = (fits + beyond) / 2;
+        if (launches_of(&layers.layer[0], middle) == launches)
+            fits = middle;
+        else
+            beyond = middle;
+    }
+    rig_case_all(&layers.layer[0], fits, 500, 0xFF);
+    rig_case_all(&layers.layer[0], beyond, 501, 0x7E);
+    rig_layers_close(&layers);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -194,6 +224,7 @@ int main(void)
         cmocka_unit_test(bits_do_not_depend_on_what_was_there),
         cmocka_unit_test(tokens_change_from_call_to_call),
         cmocka_unit_test(larger_operand_memory_is_fine),
+        cmocka_unit_test(one_step_where_a_tensor_fits_on_chip),
     };
     return RIG_RUN(tests);
 }
