@@ -97,7 +97,7 @@ static bool remove_costs(json_t *manifest)
     json_t *layer;
     json_array_foreach(json_object_get(manifest, "layers"), index,
                        layer) if (json_object_del(layer, "cost") != 0) return false;
-    return true;
+    return json_object_del(manifest, "predicted") == 0;
 }
 
 /* "kernels/<name>.<arch>.cubin"; NULL when out of memory. */

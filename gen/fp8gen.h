@@ -88,9 +88,17 @@ FP8GEN_API fp8gen_status fp8gen_load_file(fp8gen *gen, const char *path);
 FP8GEN_API fp8gen_status fp8gen_load_text(fp8gen *gen, const char *name, const char *text,
                                           size_t length);
 
-/* The plan as JSON (runtime/bundle_format.h without cubins and digest, and "cost" per pass: bytes moved,
- * FLOPs, predicted seconds), 2-space indent, keys sorted. Owned by the session. */
+/* The plan as JSON (runtime/bundle_format.h without cubins and digest; "cost" per pass: bytes moved, FLOPs,
+ * predicted seconds; "predicted": seconds of a training step over the mesh: alone (its compute), step,
+ * exposed, all_gather, reduce_scatter, update and update_alone (of the weights); null beyond one host), 2-space
+ * indent, keys sorted. Owned by the session. */
 FP8GEN_API fp8gen_status fp8gen_plan(fp8gen *gen, const char **json);
+
+/* Predicted seconds of a collective between H200s of one host. op: "all_gather", "reduce_scatter",
+ * "all_reduce_max"; way: "copy_engine", "kernels"; bytes: what a rank sends of a gather, gives to a sum.
+ * FP8GEN_ERR_ARGUMENT: not known (more than 8 ranks, another op or way). */
+FP8GEN_API fp8gen_status fp8gen_collective_seconds(fp8gen *gen, const char *op, const char *way,
+                                                   double bytes, int32_t ranks, double *seconds);
 
 /* The expanded kernels, in manifest order. index from 0; *name is NULL past the end. Owned by the
  * session. */

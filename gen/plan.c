@@ -334,3 +334,41 @@ fp8gen_status fp8gen_expand(fp8gen *gen, int32_t index, const char **name, const
     }
     return status;
 }
+
+struct collective {
+    const char *op, *way;
+    double bytes, seconds; /* < 0: not known */
+    int32_t ranks;
+};
+
+static int collective_body(lua_State *L)
+{
+    struct collective *asked = lua_touserdata(L, 1);
+    script_push_function(L, "step", "collective");
+    lua_pushstring(L, asked->op);
+    lua_pushnumber(L, asked->bytes);
+    lua_pushinteger(L, asked->ranks);
+    lua_pushstring(L, asked->way);
+    lua_call(L, 4, 1);
+    asked->seconds = lua_isnumber(L, -1) ? lua_tonumber(L, -1) : -1;
+    return 0;
+}
+
+fp8gen_status fp8gen_collective_seconds(fp8gen *gen, const char *op, const char *way, double bytes,
+                                        int32_t ranks, double *seconds)
+{
+    struct collective asked = { .op = op, .way = way, .bytes = bytes, .ranks = ranks };
+    fp8gen_status status = gen_require(gen, seconds != NULL);
+    if (status != FP8GEN_OK)
+        return status;
+    *seconds = 0;
+    if (!op || !way || !(bytes >= 0) || ranks < 1)
+        return gen_fail(gen, FP8GEN_ERR_ARGUMENT, NULL,
+                        "a collective has an op, a way, bytes from 0 and ranks from 1");
+    status = script_run(gen, collective_body, &asked);
+    if (status == FP8GEN_OK && asked.seconds < 0)
+        return gen_fail(gen, FP8GEN_ERR_ARGUMENT, NULL,
+                        "the seconds of %s by %s over %d ranks are not known", op, way, (int)ranks);
+    *seconds = asked.seconds;
+    return status;
+}

@@ -6,6 +6,7 @@
  * between two events; the slowest rank counts, medians over rounds. Two communicators serve the
  * comparison: one whose registered memory copy engines gather, one that is held to NCCL's kernels.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +35,11 @@ static const struct cli_option options[] = {
       .metavar = "NAME",
       .doc = "collectives, weights or step; again for more (default all)",
       .offset = offsetof(struct shard_bench_values, cases) },
-    NUMBER(ranks, "F", "ranks, a GPU each (default 2)", 2, 64, 2),
+    { .name = "ranks",
+      .kind = CLI_LIST,
+      .metavar = "F",
+      .doc = "ranks, a GPU each; again for more (default 2)",
+      .offset = offsetof(struct shard_bench_values, ranks) },
     NUMBER(tokens, "M", "tokens a rank (default 8192)", 1, 1 << 20, 8192),
     NUMBER(blocks, "B", "blocks of these layers in a step (default 6)", 1, 64, 6),
     { .name = "comm-sms",
@@ -197,18 +202,120 @@ int shard_bench_measure(struct shard_bench_rank *r, struct shard_bench_item *ite
     return code;
 }
 
-void shard_bench_row(struct shard_bench_rank *r, const struct bench_result *result, json_t *more)
+/* ---- rows ----------------------------------------------------------------------------------------------- */
+
+double shard_bench_collective(const struct shard_bench_rank *r, const char *op, const char *way,
+                              double bytes)
 {
-    struct bench *rows = &r->bench->rows;
-    if (r->rank->rank == 0 && r->bench->values->json) {
-        json_t *row = bench_result_json(result);
-        if (row)
+    double seconds = -1;
+    if (r->rank->rank != 0 ||
+        fp8gen_collective_seconds(r->bench->gen, op, way, bytes, r->rank->ranks, &seconds))
+        return -1;
+    return seconds;
+}
+
+/* (predicted - measured) / measured; NAN: one of them is not there. */
+static double note_error(struct shard_bench *b, const struct shard_bench_times *times, int which,
+                         const struct bench_result *result)
+{
+    double measured = times->measured[which], predicted = times->predicted[which];
+    if (!(measured > 0) || predicted < 0)
+        return NAN;
+    double error = predicted / measured - 1;
+    b->errors.count++;
+    b->errors.sum += fabs(error);
+    if (fabs(error) >= fabs(b->errors.worst)) {
+        b->errors.worst = error;
+        snprintf(b->errors.where, sizeof b->errors.where, "%s of %s",
+                 which ? "the baseline" : result->pass, result->name);
+    }
+    return error;
+}
+
+static void add_times(json_t *row, const struct shard_bench_times *times, const double errors[2])
+{
+    static const char *const names[2][3] = { { "seconds", "predicted_seconds", "prediction_error" },
+                                             { "baseline_seconds", "baseline_predicted_seconds",
+                                               "baseline_prediction_error" } };
+    for (int i = 0; i < 2; i++) {
+        const double values[3] = { times->measured[i], times->predicted[i], errors[i] };
+        for (int v = 0; v < 3; v++)
+            json_object_set_new(
+                row, names[i][v],
+                isnan(values[v]) || (v < 2 && values[v] < 0) ? json_null() : json_real(values[v]));
+    }
+}
+
+static void print_cells(struct cli_table *t, const struct bench_result *result, int ranks,
+                        double error)
+{
+    double baseline = result->baseline;
+    double ratio = result->lower_is_better ? baseline / result->value : result->value / baseline;
+    char layer[48] = "";
+    if (result->shape->n)
+        snprintf(layer, sizeof layer, "%lld x %lld", (long long)result->shape->n,
+                 (long long)result->shape->k);
+    cli_table_cell(t, CLI_PLAIN, "%s", result->name);
+    cli_table_cell(t, CLI_PLAIN, "%d", ranks);
+    cli_table_cell(t, CLI_PLAIN, "%s", result->pass);
+    cli_table_cell(t, CLI_PLAIN, "%s", layer);
+    cli_table_cell(t, CLI_PLAIN, "%.1f", result->value);
+    cli_table_cell(t, CLI_PLAIN, "%s", result->unit);
+    cli_table_cell(t, CLI_PLAIN, isnan(error) ? "" : "%+.0f %%", 100 * error);
+    cli_table_cell(t, CLI_PLAIN, baseline >= 0 ? "%.1f" : "-", baseline);
+    cli_table_cell(t, baseline >= 0 && ratio >= 1 ? CLI_GREEN : CLI_PLAIN,
+                   baseline >= 0 ? "%.3f" : "-", ratio);
+    cli_table_cell(t, CLI_PLAIN, "%s", result->baseline_name ? result->baseline_name : "");
+}
+
+void shard_bench_row(struct shard_bench_rank *r, const struct bench_result *result,
+                     const struct shard_bench_times *times, json_t *more)
+{
+    struct shard_bench *b = r->bench;
+    if (r->rank->rank == 0) {
+        const double errors[2] = { note_error(b, times, 0, result),
+                                   note_error(b, times, 1, result) };
+        json_t *row = b->values->json ? bench_result_json(result) : NULL;
+        b->rows.rows++;
+        if (row) {
+            add_times(row, times, errors);
             json_object_update(row, more);
-        bench_print_json(row);
-    } else if (r->rank->rank == 0) {
-        bench_result_print(rows, result);
+        }
+        if (b->values->json)
+            bench_print_json(row);
+        else
+            print_cells(b->rows.table, result, r->rank->ranks, errors[0]);
     }
     json_decref(more);
+}
+
+/* How far off the predictions were over these ranks. */
+static void print_errors(struct shard_bench *b)
+{
+    const struct bench_shape none = { 0 };
+    const double mean = b->errors.count ? 100 * b->errors.sum / b->errors.count : 0;
+    const struct bench_result result = { .bench = "shard",
+                                         .name = "prediction_error",
+                                         .pass = b->errors.where,
+                                         .shape = &none,
+                                         .unit = "%",
+                                         .value = 100 * fabs(b->errors.worst),
+                                         .baseline = -1,
+                                         .launches = -1 };
+    if (b->errors.count == 0)
+        return;
+    if (b->values->json) {
+        json_t *row = bench_result_json(&result);
+        if (row) {
+            json_object_set_new(row, "ranks", json_integer(b->ranks));
+            json_object_set_new(row, "mean", json_real(mean));
+            json_object_set_new(row, "count", json_integer(b->errors.count));
+        }
+        bench_print_json(row);
+    } else {
+        print_cells(b->rows.table, &result, b->ranks, NAN);
+    }
+    memset(&b->errors, 0, sizeof b->errors);
 }
 
 /* ---- the ranks ------------------------------------------------------------------------------------------ */
@@ -300,11 +407,11 @@ static char *write_spec(const struct shard_bench *b)
     fprintf(file,
             "return model \"bench\" { mesh = { fsdp = %d }, tokens = %d, grad_weight = \"%s\", "
             "layers = {\n",
-            (int)v->ranks, (int)v->tokens, v->grad_weight ? v->grad_weight : "bf16");
+            b->ranks, (int)v->tokens, v->grad_weight ? v->grad_weight : "bf16");
     for (int i = 0; i < b->shape_count; i++)
-        fprintf(file, "  linear \"%s\" { out_features = %lld, in_features = %lld },\n",
+        fprintf(file, "  linear \"%s\" { out_features = %lld, in_features = %lld, count = %d },\n",
                 b->rows.shapes[i].name, (long long)b->rows.shapes[i].m,
-                (long long)b->rows.shapes[i].n);
+                (long long)b->rows.shapes[i].n, (int)v->blocks);
     fprintf(file, "} }\n");
     if (fclose(file) == 0)
         return text;
@@ -312,23 +419,29 @@ static char *write_spec(const struct shard_bench *b)
     return NULL;
 }
 
+/* Leaves the session open: it predicts. */
 static int build(struct shard_bench *b, const struct cli_ranks *all, char **folder, char **path)
 {
     const struct shard_bench_values *v = b->values;
     struct cli_spec spec = {
         .path = "bench", .template_dir = v->template_dir, .tuning = v->tuning, .gemm = v->gemm
     };
-    fp8gen *gen = NULL;
     char *text = write_spec(b);
+    const char *plan = NULL;
     if (!text) {
         cli_error("out of memory");
         return CLI_MACHINE;
     }
-    int code = cli_spec_open(&spec, text, &gen);
-    if (!code)
-        code = cli_device_build(&all->lead, gen, folder, path);
-    fp8gen_close(gen);
+    int code = cli_spec_open(&spec, text, &b->gen);
     free(text);
+    if (!code)
+        code = cli_device_build(&all->lead, b->gen, folder, path);
+    fp8gen_status status = code ? FP8GEN_OK : fp8gen_plan(b->gen, &plan);
+    if (status)
+        code = cli_gen_failed(b->gen, status, "the plan");
+    json_t *whole = plan ? json_loads(plan, 0, NULL) : NULL;
+    b->predicted = json_incref(json_object_get(whole, "predicted"));
+    json_decref(whole);
     return code;
 }
 
@@ -337,7 +450,7 @@ static int write_trace(const struct shard_bench *b)
 {
     const char *path = b->values->trace;
     char *text = NULL;
-    size_t size = 0, places = (size_t)b->values->ranks * SHARD_BENCH_SPANS;
+    size_t size = 0, places = (size_t)b->ranks * SHARD_BENCH_SPANS;
     FILE *file = open_memstream(&text, &size);
     const char *before = "";
     if (!file) {
@@ -383,8 +496,9 @@ static fp8_status read_version(struct shard_bench *b)
 
 static int open_rows(struct shard_bench *b, struct bench_values *shown, const struct cli_ranks *all)
 {
-    static const char *const columns[] = { "case",   "pass", ">M",        ">N",     ">K",
-                                           ">value", "unit", ">baseline", ">ratio", "baseline is" };
+    static const char *const columns[] = { "case",   ">ranks",     "pass",       ">layer",
+                                           ">value", "unit",       ">predicted", ">baseline",
+                                           ">ratio", "baseline is" };
     *shown = (struct bench_values){ .rounds = b->values->rounds,
                                     .json = b->values->json,
                                     .source_hash = b->values->source_hash };
@@ -397,38 +511,91 @@ static int open_rows(struct shard_bench *b, struct bench_values *shown, const st
     fp8_status status = all->lead.is_host ? FP8_OK : read_version(b);
     if (!status)
         bench_print_header(&b->rows, "shard");
+    return status ? cli_fp8_failed(status, "opening NCCL") : CLI_DONE;
+}
+
+/* The timeline's places, and the communicators' names. */
+static int prepare(struct shard_bench *b, const struct cli_ranks *all)
+{
+    fp8_status status = FP8_OK;
     for (int i = 0; !all->lead.is_host && !status && i < 2; i++)
         status = fp8_comm_id_create(&b->ids[i]);
-    return status ? cli_fp8_failed(status, "opening NCCL") : CLI_DONE;
+    if (status)
+        return cli_fp8_failed(status, "opening NCCL");
+    free(b->spans);
+    b->spans =
+        b->values->trace ? calloc((size_t)b->ranks * SHARD_BENCH_SPANS, sizeof *b->spans) : NULL;
+    if (b->spans || !b->values->trace)
+        return CLI_DONE;
+    cli_error("out of memory");
+    return CLI_MACHINE;
+}
+
+/* All cases over so many ranks. shown: of the table, opened with the first. */
+static int run_part(struct shard_bench *b, struct bench_values *shown, bool first)
+{
+    struct cli_ranks all = { 0 };
+    char *folder = NULL, *path = NULL;
+    int code = cli_ranks_open(b->values->device ? b->values->device : "cuda", b->ranks, 60, &all);
+    if (!code)
+        code = build(b, &all, &folder, &path);
+    if (!code && first)
+        code = open_rows(b, shown, &all);
+    if (!code)
+        code = prepare(b, &all);
+    if (!code)
+        code = cli_ranks_run(&all, path, work, b);
+    if (!code)
+        print_errors(b);
+    fp8gen_close(b->gen);
+    json_decref(b->predicted);
+    b->gen = NULL;
+    b->predicted = NULL;
+    cli_device_built(&folder, &path);
+    cli_ranks_close(&all);
+    return code;
+}
+
+/* The numbers of --ranks. */
+static int read_ranks(const struct cli_list *list, int ranks[SHARD_BENCH_PARTS], int *count)
+{
+    if (list->count > SHARD_BENCH_PARTS) {
+        cli_error("--ranks is given %d times, at most %d are taken", list->count,
+                  SHARD_BENCH_PARTS);
+        return CLI_USAGE;
+    }
+    *count = list->count ? list->count : 1;
+    ranks[0] = 2;
+    for (int i = 0; i < list->count; i++) {
+        char *end;
+        long number = strtol(list->items[i], &end, 10);
+        if (end == list->items[i] || *end || number < 2 || number > 64) {
+            cli_error("--ranks is '%s'; it must be a whole number from 2 to 64", list->items[i]);
+            return CLI_USAGE;
+        }
+        ranks[i] = (int)number;
+    }
+    return CLI_DONE;
 }
 
 static int run(const void *v, int count, char **operands)
 {
     struct shard_bench b = { .values = v };
     struct bench_values shapes = { .shapes = b.values->shapes }, shown;
-    struct cli_ranks all = { 0 };
-    char *folder = NULL, *path = NULL;
+    int ranks[SHARD_BENCH_PARTS], parts = 0;
     (void)count;
     (void)operands;
     b.rows.values = &shapes;
     int code = check_cases(b.values);
     if (!code)
+        code = read_ranks(&b.values->ranks, ranks, &parts);
+    if (!code)
         code = bench_read_shapes(&b.rows, 2, standard, sizeof standard / sizeof standard[0]);
     b.shape_count = b.rows.shape_count;
-    if (!code)
-        code = cli_ranks_open(b.values->device ? b.values->device : "cuda", (int)b.values->ranks,
-                              60, &all);
-    if (!code)
-        code = build(&b, &all, &folder, &path);
-    if (!code)
-        code = open_rows(&b, &shown, &all);
-    if (!code && b.values->trace &&
-        !(b.spans = calloc((size_t)b.values->ranks * SHARD_BENCH_SPANS, sizeof *b.spans))) {
-        cli_error("out of memory");
-        code = CLI_MACHINE;
+    for (int i = 0; !code && i < parts; i++) {
+        b.ranks = ranks[i];
+        code = run_part(&b, &shown, i == 0);
     }
-    if (!code)
-        code = cli_ranks_run(&all, path, work, &b);
     cli_progress_end();
     if (b.rows.rows && b.rows.table)
         cli_table_print(b.rows.table, 0);
@@ -436,8 +603,6 @@ static int run(const void *v, int count, char **operands)
         code = write_trace(&b);
     cli_table_destroy(b.rows.table);
     free(b.spans);
-    cli_device_built(&folder, &path);
-    cli_ranks_close(&all);
     return code;
 }
 
@@ -454,7 +619,9 @@ const struct cli_command cli_bench_shard_command = {
         "gathers\n"
         "ahead and reduce-scatters behind, against the same compute with no communication. The "
         "slowest\n"
-        "rank counts. A ratio above 1 is better than the baseline.",
+        "rank counts. A ratio above 1 is better than the baseline. predicted: how far off 'plan' "
+        "is there, in\n"
+        "per cent of what was measured. --trace keeps the step of the last --ranks.",
     .options = options,
     .values_size = sizeof(struct shard_bench_values),
     .run = run,

@@ -8,11 +8,11 @@
 #include "gen/cli/ranks.h"
 #include "runtime/fp8_model.h"
 
-enum { SHARD_BENCH_ITEMS = 4, SHARD_BENCH_LAYERS = 4096, SHARD_BENCH_SPANS = 16384 };
+enum { SHARD_BENCH_PARTS = 8, SHARD_BENCH_SPANS = 16384 };
 
 struct shard_bench_values {
-    struct cli_list shapes, cases;
-    int64_t rounds, ranks, tokens, blocks, mib, comm_sms;
+    struct cli_list shapes, cases, ranks;
+    int64_t rounds, tokens, blocks, mib, comm_sms;
     bool json;
     const char *device, *grad_weight, *reduce, *trace, *source_hash, *template_dir, *tuning, *gemm;
 };
@@ -22,6 +22,14 @@ struct shard_bench {
     const struct shard_bench_values *values;
     struct bench rows; /* header, table, shapes: m = N, n = K of a layer */
     int shape_count;
+    int ranks;   /* of the running part */
+    fp8gen *gen; /* which predicts, and what it predicts of a step: seconds by name, or null */
+    json_t *predicted;
+    struct {
+        int count;
+        double sum, worst;
+        char where[64];
+    } errors;           /* of the predictions, as shares of what was measured */
     fp8_comm_id ids[2]; /* of the two communicators over NCCL */
     struct shard_bench_span {
         fp8_model_span span;
@@ -48,8 +56,17 @@ struct shard_bench_item {
 /* Measures all items in turns, `repeats` runs of each at a time; all ranks call it. */
 int shard_bench_measure(struct shard_bench_rank *r, struct shard_bench_item *items, int count,
                         int repeats);
-/* A row with the fields of `more` added (which is freed), on rank 0. */
-void shard_bench_row(struct shard_bench_rank *r, const struct bench_result *result, json_t *more);
+/* Seconds behind a row: of its value, and of its baseline; < 0: none, or not predicted. */
+struct shard_bench_times {
+    double measured[2], predicted[2];
+};
+
+/* A row with its predictions and their errors and the fields of `more` (which is freed), on rank 0. */
+void shard_bench_row(struct shard_bench_rank *r, const struct bench_result *result,
+                     const struct shard_bench_times *times, json_t *more);
+/* Predicted seconds of a collective; way: "copy_engine", "kernels". < 0: not known. Rank 0 alone asks. */
+double shard_bench_collective(const struct shard_bench_rank *r, const char *op, const char *way,
+                              double bytes);
 
 /* ---- bench_shard_gather.c, bench_shard_step.c: the cases; all ranks call them ------------------------ */
 

@@ -65,11 +65,18 @@ static json_t *sizes(const struct shard_bench_rank *r, double bytes, double seco
 {
     fp8_comm_info info = { .size = sizeof info };
     fp8_comm_describe(r->comm, &info);
-    return json_pack("{s:I, s:f, s:f, s:i, s:i, s:b}", "bytes_a_rank", (json_int_t)bytes, "seconds",
-                     seconds, "algorithm_gbytes_per_s",
-                     seconds > 0 ? bytes * r->rank->ranks / seconds * 1e-9 : 0.0, "ranks",
-                     r->rank->ranks, "nccl_version", (int)info.version, "copy_engine",
-                     (int)info.is_copy_engine);
+    return json_pack(
+        "{s:I, s:f, s:i, s:i, s:b}", "bytes_a_rank", (json_int_t)bytes, "algorithm_gbytes_per_s",
+        seconds > 0 ? bytes * r->rank->ranks / seconds * 1e-9 : 0.0, "ranks", r->rank->ranks,
+        "nccl_version", (int)info.version, "copy_engine", (int)info.is_copy_engine);
+}
+
+/* The way that gathers through the first communicator take. */
+static const char *way(const struct shard_bench_rank *r)
+{
+    fp8_comm_info info = { .size = sizeof info };
+    fp8_comm_describe(r->comm, &info);
+    return info.is_copy_engine || !r->own_comms ? "copy_engine" : "kernels";
 }
 
 static int measure_gather(struct shard_bench_rank *r, size_t bytes)
@@ -96,7 +103,12 @@ static int measure_gather(struct shard_bench_rank *r, size_t bytes)
             .baseline_name = r->own_comms ? "NCCL's default kernels, bus bandwidth" : "the same",
             .launches = -1,
         };
-        shard_bench_row(r, &result, sizes(r, (double)bytes, items[0].seconds));
+        struct shard_bench_times times = {
+            { items[0].seconds, items[1].seconds },
+            { shard_bench_collective(r, "all_gather", way(r), (double)bytes),
+              shard_bench_collective(r, "all_gather", "kernels", (double)bytes) }
+        };
+        shard_bench_row(r, &result, &times, sizes(r, (double)bytes, items[0].seconds));
     }
     close_gather(&kernels);
     close_gather(&engine);
@@ -143,7 +155,12 @@ static int measure_sum(struct shard_bench_rank *r, size_t bytes, fp8_dtype dtype
             .baseline = -1,
             .launches = -1,
         };
-        shard_bench_row(r, &result, sizes(r, (double)bytes, item.seconds));
+        double given = (double)bytes * r->rank->ranks;
+        struct shard_bench_times times = {
+            { item.seconds, -1 },
+            { shard_bench_collective(r, "reduce_scatter", "kernels", given), -1 }
+        };
+        shard_bench_row(r, &result, &times, sizes(r, (double)bytes, item.seconds));
     }
     close_gather(&sum.memory);
     return code;
@@ -256,7 +273,12 @@ static int measure_weight(struct shard_bench_rank *r, const struct bench_shape *
             .lower_is_better = true,
             .launches = -1,
         };
-        shard_bench_row(r, &result, sizes(r, (double)fp8.bytes, items[i].seconds));
+        double predicted = shard_bench_collective(r, "all_gather", way(r), (double)fp8.bytes);
+        struct shard_bench_times times = { { items[i].seconds, items[2].seconds },
+                                           { i == 0 ? predicted : -1,
+                                             shard_bench_collective(r, "all_gather", "kernels",
+                                                                    (double)bf16.bytes) } };
+        shard_bench_row(r, &result, &times, sizes(r, (double)fp8.bytes, items[i].seconds));
     }
     close_gather(&bf16);
     close_gather(&fp8);

@@ -342,6 +342,23 @@ static int run_sharded_updated(void *user)
 
 /* ---- results -------------------------------------------------------------------------------------------- */
 
+static double predicted(const struct step *s, const char *name)
+{
+    const json_t *seconds = json_object_get(s->r->bench->predicted, name);
+    return json_is_number(seconds) ? json_number_value(seconds) : NAN;
+}
+
+/* With the quantisation of the weights too, or without. */
+static struct shard_bench_times times_of(const struct step *s, double alone, double sharded,
+                                         bool updated)
+{
+    const double of_alone = predicted(s, "alone") + (updated ? predicted(s, "update_alone") : 0);
+    const double of_step = predicted(s, "step") + (updated ? predicted(s, "update") : 0);
+    return (struct shard_bench_times){
+        { sharded, alone }, { isnan(of_step) ? -1 : of_step, isnan(of_alone) ? -1 : of_alone }
+    };
+}
+
 static void print_rows(struct step *s, const struct shard_bench_item *items)
 {
     static const char *const names[] = { "step_fsdp", "step_fsdp_updated" };
@@ -367,7 +384,8 @@ static void print_rows(struct step *s, const struct shard_bench_item *items)
             "blocks", s->count / s->shape_count, "exposed_ms", 1e3 * (sharded - alone),
             "times_alone", alone > 0 ? sharded / alone : 0.0, "pool_bytes",
             (json_int_t)s->pool_bytes, "grad_weight", fp8_dtype_name(s->shapes[0].info.dw_dtype));
-        shard_bench_row(s->r, &result, more);
+        struct shard_bench_times times = times_of(s, alone, sharded, i == 1);
+        shard_bench_row(s->r, &result, &times, more);
     }
 }
 

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gen/cli/cli.h"
+#include "gen/cli/plan.h"
 
 struct values {
     bool json;
@@ -22,7 +22,8 @@ struct values {
     const char *tuning;
     const char *gemm;
     const char *fsdp;
-    int64_t rank; /* -1: of none */
+    int64_t rank;  /* -1: of none */
+    int64_t world; /* 0: no comparison */
 };
 
 static const struct cli_option options[] = {
@@ -57,6 +58,13 @@ static const struct cli_option options[] = {
       .offset = offsetof(struct values, rank),
       .max = 4095,
       .fallback = -1 },
+    { .name = "world",
+      .kind = CLI_NUMBER,
+      .metavar = "W",
+      .doc = "compare the meshes of W GPUs and fewer: a predicted step of each",
+      .offset = offsetof(struct values, world),
+      .min = 1,
+      .max = 8 },
     CLI_OPTION_TUNING(struct values),
     CLI_OPTION_GEMM(struct values),
     { .name = NULL },
@@ -69,29 +77,29 @@ struct cost {
 static const char *const pass_names[] = { "weight", "fprop", "quantize_dy", "wgrad", "dgrad" };
 enum { PASS_COUNT = sizeof pass_names / sizeof pass_names[0] };
 
-static const char *text_of(const json_t *object, const char *key)
+const char *plan_text(const json_t *object, const char *key)
 {
     const char *text = json_string_value(json_object_get(object, key));
     return text ? text : "?";
 }
 
-static int64_t integer_of(const json_t *object, const char *key)
+int64_t plan_integer(const json_t *object, const char *key)
 {
     return json_integer_value(json_object_get(object, key));
 }
 
-static double number_of(const json_t *object, const char *key)
+double plan_number(const json_t *object, const char *key)
 {
     return json_number_value(json_object_get(object, key));
 }
 
-static const json_t *find_named(const json_t *array, const char *name)
+const json_t *plan_find(const json_t *list, const char *name)
 {
     size_t index;
     json_t *item;
-    json_array_foreach(array, index, item)
+    json_array_foreach(list, index, item)
     {
-        if (strcmp(text_of(item, "name"), name) == 0)
+        if (strcmp(plan_text(item, "name"), name) == 0)
             return item;
     }
     return NULL;
@@ -106,7 +114,7 @@ static int64_t dim_value(const json_t *dim, int64_t tokens)
         return json_integer_value(dim);
     const json_t *of = json_object_get(dim, "of");
     int64_t value = json_is_integer(of) ? json_integer_value(of) : tokens;
-    int64_t div = integer_of(dim, "div"), pad = integer_of(dim, "pad");
+    int64_t div = plan_integer(dim, "div"), pad = plan_integer(dim, "pad");
     const json_t *max = json_object_get(dim, "max");
     if (div > 1)
         value = (value + div - 1) / div;
@@ -139,14 +147,14 @@ static double operand_bytes(const json_t *layer, const char *object, bool row)
     json_t *buffer;
     json_array_foreach(json_object_get(layer, "buffers"), index, buffer)
     {
-        if (strcmp(text_of(buffer, "object"), object) != 0)
+        if (strcmp(plan_text(buffer, "object"), object) != 0)
             continue;
-        if (!row && strncmp(text_of(buffer, "part"), "row", 3) == 0)
+        if (!row && strncmp(plan_text(buffer, "part"), "row", 3) == 0)
             continue;
-        int64_t tokens = integer_of(layer, "tokens");
+        int64_t tokens = plan_integer(layer, "tokens");
         int64_t bytes = dim_value(json_object_get(buffer, "rows"), tokens) *
                         dim_value(json_object_get(buffer, "cols"), tokens) *
-                        element_bytes(text_of(buffer, "dtype"));
+                        element_bytes(plan_text(buffer, "dtype"));
         sum += (double)((bytes + 255) / 256 * 256);
     }
     return sum;
@@ -159,7 +167,7 @@ static int64_t argument(const json_t *layer, const json_t *step, const char *nam
 {
     const json_t *value = json_object_get(json_object_get(step, "args"), name);
     const char *text = json_string_value(value);
-    int64_t tokens = integer_of(layer, "tokens");
+    int64_t tokens = plan_integer(layer, "tokens");
     if (text && strcmp(text, "M") == 0)
         return tokens;
     const char *dot = text ? strchr(text, '.') : NULL;
@@ -167,18 +175,19 @@ static int64_t argument(const json_t *layer, const json_t *step, const char *nam
         return json_integer_value(value);
     char buffer[64];
     snprintf(buffer, sizeof buffer, "%.*s", (int)(dot - text), text);
-    return dim_value(json_object_get(find_named(json_object_get(layer, "buffers"), buffer), "rows"),
+    return dim_value(json_object_get(plan_find(json_object_get(layer, "buffers"), buffer), "rows"),
                      tokens);
 }
 
 static const json_t *dispatch_of(const json_t *layer, const json_t *step)
 {
-    int64_t tokens = integer_of(layer, "tokens");
+    int64_t tokens = plan_integer(layer, "tokens");
     size_t index;
     json_t *range;
     json_array_foreach(json_object_get(step, "dispatch"), index, range)
     {
-        if (tokens >= integer_of(range, "min_tokens") && tokens <= integer_of(range, "max_tokens"))
+        if (tokens >= plan_integer(range, "min_tokens") &&
+            tokens <= plan_integer(range, "max_tokens"))
             return range;
     }
     return NULL;
@@ -193,10 +202,10 @@ static const json_t *first_choice(const json_t *range)
 static void gemm_cells(struct cli_table *table, const json_t *layer, const json_t *step)
 {
     const json_t *range = dispatch_of(layer, step);
-    cli_table_cell(table, CLI_PLAIN, "%s %s", text_of(first_choice(range), "backend"),
-                   text_of(step, "accumulation"));
-    cli_table_cell(table, CLI_PLAIN, "%s x %s -> %s", text_of(step, "a_dtype"),
-                   text_of(step, "b_dtype"), text_of(step, "out_dtype"));
+    cli_table_cell(table, CLI_PLAIN, "%s %s", plan_text(first_choice(range), "backend"),
+                   plan_text(step, "accumulation"));
+    cli_table_cell(table, CLI_PLAIN, "%s x %s -> %s", plan_text(step, "a_dtype"),
+                   plan_text(step, "b_dtype"), plan_text(step, "out_dtype"));
     cli_table_cell(table, CLI_PLAIN, "%" PRId64 " x %" PRId64 " x %" PRId64,
                    argument(layer, step, "rows"), argument(layer, step, "cols"),
                    argument(layer, step, "depth"));
@@ -205,14 +214,14 @@ static void gemm_cells(struct cli_table *table, const json_t *layer, const json_
 static void kernel_cells(struct cli_table *table, const json_t *plan, const json_t *layer,
                          const json_t *step)
 {
-    const char *name = text_of(step, "kernel");
-    const json_t *kernel = find_named(json_object_get(plan, "kernels"), name);
+    const char *name = plan_text(step, "kernel");
+    const json_t *kernel = plan_find(json_object_get(plan, "kernels"), name);
     const json_t *semantics = json_object_get(kernel, "semantics");
     const char *target = json_string_value(json_object_get(semantics, "target_dtype"));
     cli_table_cell(table, CLI_PLAIN, "%s", name);
-    cli_table_cell(table, CLI_PLAIN, "%s%s%s", text_of(semantics, "source_dtype"),
+    cli_table_cell(table, CLI_PLAIN, "%s%s%s", plan_text(semantics, "source_dtype"),
                    target ? " -> " : "", target ? target : "");
-    bool sums = strcmp(text_of(step, "op"), "column_sums") == 0;
+    bool sums = strcmp(plan_text(step, "op"), "column_sums") == 0;
     cli_table_cell(table, CLI_PLAIN, "%" PRId64 " x %" PRId64,
                    argument(layer, step, sums ? "partial_rows" : "rows"),
                    argument(layer, step, "cols"));
@@ -230,13 +239,13 @@ static void pass_rows(struct cli_table *table, const json_t *plan, const json_t 
                       const char *pass, struct cost *sum)
 {
     const json_t *record = json_object_get(json_object_get(layer, "cost"), pass);
-    struct cost cost = { number_of(record, "bytes"), number_of(record, "flops"),
-                         number_of(record, "seconds") };
+    struct cost cost = { plan_number(record, "bytes"), plan_number(record, "flops"),
+                         plan_number(record, "seconds") };
     size_t index;
     json_t *step;
     json_array_foreach(json_object_get(json_object_get(layer, "passes"), pass), index, step)
     {
-        const char *op = text_of(step, "op");
+        const char *op = plan_text(step, "op");
         cli_table_cell(table, CLI_PLAIN, "%s", index == 0 ? pass : "");
         cli_table_cell(table, CLI_PLAIN, "%s", op);
         if (strcmp(op, "gemm") == 0)
@@ -260,7 +269,7 @@ static bool same_choice(const json_t *a, const json_t *b)
 {
     static const char *const keys[] = { "backend", "kernel", "accumulate_kernel", "algo" };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        if (strcmp(text_of(a, keys[i]), text_of(b, keys[i])) != 0)
+        if (strcmp(plan_text(a, keys[i]), plan_text(b, keys[i])) != 0)
             return false;
     }
     return true;
@@ -280,12 +289,12 @@ static int short_length(const char *reason)
 /* Predicted (or measured) TFLOP/s at the usual M if the range holds it, else at its largest. */
 static double choice_tflops(const json_t *layer, const json_t *range, const json_t *choice)
 {
-    int64_t m = integer_of(layer, "tokens"), max = integer_of(range, "max_tokens");
-    double seconds = number_of(choice, "seconds");
-    if (m < integer_of(range, "min_tokens") || m > max)
+    int64_t m = plan_integer(layer, "tokens"), max = plan_integer(range, "max_tokens");
+    double seconds = plan_number(choice, "seconds");
+    if (m < plan_integer(range, "min_tokens") || m > max)
         m = max;
-    return seconds > 0 ? 2e-12 * (double)m * (double)integer_of(layer, "out_features") *
-                             (double)integer_of(layer, "in_features") / seconds
+    return seconds > 0 ? 2e-12 * (double)m * (double)plan_integer(layer, "out_features") *
+                             (double)plan_integer(layer, "in_features") / seconds
                        : -1;
 }
 
@@ -294,13 +303,13 @@ static void choice_row(struct cli_table *table, const json_t *layer, const char 
 {
     const json_t *choice = first_choice(last);
     const char *kernel = json_string_value(json_object_get(choice, "kernel"));
-    const char *reason = text_of(choice, "reason");
+    const char *reason = plan_text(choice, "reason");
     double tflops = choice_tflops(layer, last, choice);
     bool whole = cli_verbosity() > 0;
     cli_table_cell(table, CLI_PLAIN, "%s", pass);
-    cli_table_cell(table, CLI_PLAIN, "%" PRId64 "-%" PRId64, integer_of(first, "min_tokens"),
-                   integer_of(last, "max_tokens"));
-    cli_table_cell(table, CLI_PLAIN, "%s", text_of(choice, "backend"));
+    cli_table_cell(table, CLI_PLAIN, "%" PRId64 "-%" PRId64, plan_integer(first, "min_tokens"),
+                   plan_integer(last, "max_tokens"));
+    cli_table_cell(table, CLI_PLAIN, "%s", plan_text(choice, "backend"));
     cli_table_cell(table, CLI_PLAIN, "%s",
                    kernel                            ? kernel
                    : json_object_get(choice, "algo") ? "tuned algorithm"
@@ -344,129 +353,20 @@ static void print_choices(const json_t *layer)
     cli_table_destroy(table);
 }
 
-/* ---- ranks ---------------------------------------------------------------------------------------------- */
-
-/* The rows of w that a rank holds. */
-static int64_t rows_of_rank(const json_t *layer, int64_t rank, int64_t *first)
-{
-    int64_t n = integer_of(layer, "out_features");
-    int64_t chunk = integer_of(json_object_get(layer, "shard"), "rows");
-    *first = rank * chunk < n ? rank * chunk : n;
-    return n - *first < chunk ? n - *first : chunk;
-}
-
-static void print_shards(const json_t *layer, int64_t ranks, int64_t rank)
-{
-    int64_t first, n = integer_of(layer, "out_features"), k = integer_of(layer, "in_features");
-    int64_t chunk = integer_of(json_object_get(layer, "shard"), "rows");
-    if (ranks == 1)
-        return;
-    if (rank >= 0) {
-        int64_t rows = rows_of_rank(layer, rank, &first);
-        printf("  rank %" PRId64 " of %" PRId64 ": ", rank, ranks);
-        if (rows)
-            printf("rows %" PRId64 " to %" PRId64 " of w, w and dw shards [%" PRId64 ",%" PRId64
-                   "]\n",
-                   first, first + rows - 1, rows, k);
-        else
-            printf("no rows of w\n");
-        return;
-    }
-    int64_t full = n / chunk, rest = n % chunk, empty = ranks - full - (rest > 0);
-    printf("  shards of w: %" PRId64 " of [%" PRId64 ",%" PRId64 "]", full, chunk, k);
-    if (rest)
-        printf(", one of [%" PRId64 ",%" PRId64 "]", rest, k);
-    if (empty)
-        printf(", %" PRId64 " empty", empty);
-    printf("\n");
-}
-
-/* Names of layers, as many as a table's cell takes. */
-static void layers_cell(struct cli_table *table, const json_t *names)
-{
-    char text[64] = "";
-    size_t index;
-    json_t *name;
-    json_array_foreach(names, index, name)
-    {
-        size_t used = strlen(text);
-        const char *word = json_string_value(name);
-        if (index > 0 && used + strlen(word) + 6 > 48) {
-            snprintf(text + used, sizeof text - used, ", ...");
-            break;
-        }
-        snprintf(text + used, sizeof text - used, "%s%.40s", index ? ", " : "", word);
-    }
-    cli_table_cell(table, CLI_PLAIN, "%s", text);
-}
-
-static void print_collectives(const json_t *plan)
-{
-    static const char *const columns[] = { "pass",  "collective",    "layers",
-                                           "dtype", ">bytes a rank", ">predicted" };
-    const json_t *list = json_object_get(plan, "collectives");
-    struct cli_table *table = list ? cli_table_create(columns, 6) : NULL;
-    char text[32];
-    size_t index;
-    json_t *item;
-    if (!table)
-        return;
-    printf("collectives of one step, in the order of every rank (layers counted once):\n");
-    json_array_foreach(list, index, item)
-    {
-        cli_table_cell(table, CLI_PLAIN, "%s", text_of(item, "pass"));
-        cli_table_cell(table, CLI_PLAIN, "%s", text_of(item, "op"));
-        layers_cell(table, json_object_get(item, "layers"));
-        cli_table_cell(table, CLI_PLAIN, "%s", text_of(item, "dtype"));
-        cli_table_cell(table, CLI_PLAIN, "%s", cli_format_bytes(text, number_of(item, "bytes")));
-        bool known = json_is_number(json_object_get(item, "seconds"));
-        cli_table_cell(table, CLI_PLAIN, "%s",
-                       known ? cli_format_seconds(text, number_of(item, "seconds")) : "-");
-    }
-    cli_table_print(table, 2);
-    cli_table_destroy(table);
-    printf("\n");
-}
-
-/* Puts a rank and its rows into the plan. */
-static int choose_rank(json_t *plan, int64_t rank)
-{
-    int64_t first, ranks = integer_of(json_object_get(plan, "mesh"), "fsdp");
-    size_t index;
-    json_t *layer;
-    if (rank >= ranks) {
-        cli_error("--rank %" PRId64 ": the mesh has %" PRId64 " rank%s, from 0", rank, ranks,
-                  ranks == 1 ? "" : "s");
-        cli_hint("--fsdp F plans for F ranks");
-        return CLI_USAGE;
-    }
-    bool good = json_object_set_new(plan, "rank", json_integer(rank)) == 0;
-    json_array_foreach(json_object_get(plan, "layers"), index, layer)
-    {
-        json_t *shard = json_object_get(layer, "shard");
-        int64_t count = rows_of_rank(layer, rank, &first);
-        good = good && json_object_set_new(shard, "first", json_integer(first)) == 0 &&
-               json_object_set_new(shard, "count", json_integer(count)) == 0;
-    }
-    if (!good)
-        cli_error("out of memory");
-    return good ? CLI_DONE : CLI_MACHINE;
-}
-
 /* ---- layers ------------------------------------------------------------------------------------------- */
 
 /* "delayed hybrid power-of-two, max of 1024" */
 static void print_recipe(const json_t *recipe)
 {
     const char *algo = json_string_value(json_object_get(recipe, "algo"));
-    printf("recipe %s %s%s", text_of(recipe, "name"), text_of(recipe, "format"),
+    printf("recipe %s %s%s", plan_text(recipe, "name"), plan_text(recipe, "format"),
            json_is_true(json_object_get(recipe, "power_of_two")) ? " power-of-two" : "");
     if (!algo)
         return;
     printf(", %s of %" PRId64 " steps", strcmp(algo, "max") == 0 ? "max" : "most recent",
-           integer_of(recipe, "history_length"));
-    if (integer_of(recipe, "margin") > 0)
-        printf(", margin %" PRId64, integer_of(recipe, "margin"));
+           plan_integer(recipe, "history_length"));
+    if (plan_integer(recipe, "margin") > 0)
+        printf(", margin %" PRId64, plan_integer(recipe, "margin"));
     if (json_is_true(json_object_get(recipe, "calibrate")))
         printf(", calibrated");
 }
@@ -474,19 +374,19 @@ static void print_recipe(const json_t *recipe)
 static void print_heading(const json_t *layer)
 {
     const char *on = cli_style_on(CLI_BOLD), *off = cli_style_off();
-    int64_t m = integer_of(layer, "tokens"), n = integer_of(layer, "out_features");
-    int64_t k = integer_of(layer, "in_features"), count = integer_of(layer, "count");
-    printf("%s%s%s", on, text_of(layer, "name"), off);
+    int64_t m = plan_integer(layer, "tokens"), n = plan_integer(layer, "out_features");
+    int64_t k = plan_integer(layer, "in_features"), count = plan_integer(layer, "count");
+    printf("%s%s%s", on, plan_text(layer, "name"), off);
     if (count > 1)
         printf(" (%" PRId64 " of them)", count);
     printf(": y[%" PRId64 ",%" PRId64 "] = x[%" PRId64 ",%" PRId64 "] w[%" PRId64 ",%" PRId64
            "]^T%s, ",
            m, n, m, k, n, k, json_is_true(json_object_get(layer, "bias")) ? " + bias" : "");
-    if (strcmp(text_of(layer, "compute"), "bf16") == 0)
+    if (strcmp(plan_text(layer, "compute"), "bf16") == 0)
         printf("computed in bf16");
     else
         print_recipe(json_object_get(layer, "recipe"));
-    printf(", up to %" PRId64 " tokens\n", integer_of(layer, "max_tokens"));
+    printf(", up to %" PRId64 " tokens\n", plan_integer(layer, "max_tokens"));
 }
 
 static struct cost print_layer(const json_t *plan, const json_t *layer, int64_t rank)
@@ -508,7 +408,7 @@ static struct cost print_layer(const json_t *plan, const json_t *layer, int64_t 
     cli_table_print(table, 2);
     cli_table_destroy(table);
     print_choices(layer);
-    print_shards(layer, integer_of(json_object_get(plan, "mesh"), "fsdp"), rank);
+    plan_print_shards(layer, plan_integer(json_object_get(plan, "mesh"), "fsdp"), rank);
     printf("  memory: quantised weight %s, saved for backward %s, gradient %s\n\n",
            cli_format_bytes(a, operand_bytes(layer, "w", true)),
            cli_format_bytes(b, operand_bytes(layer, "x", false)),
@@ -527,19 +427,20 @@ static void print_plan(const json_t *plan, int64_t rank)
     json_array_foreach(json_object_get(plan, "layers"), index, layer)
     {
         struct cost cost = print_layer(plan, layer, rank);
-        double count = (double)integer_of(layer, "count");
-        instances += integer_of(layer, "count");
+        double count = (double)plan_integer(layer, "count");
+        instances += plan_integer(layer, "count");
         total.bytes += cost.bytes * count;
         total.flops += cost.flops * count;
         total.seconds += cost.seconds * count;
     }
-    print_collectives(plan);
+    plan_print_collectives(plan);
     printf("%s%s%s: %" PRId64 " layers, %zu kernels, tensor %" PRId64 ", fsdp %" PRId64
            "; one step moves %s, computes %s, predicted %s\n",
-           cli_style_on(CLI_BOLD), text_of(plan, "model"), cli_style_off(), instances,
-           json_array_size(json_object_get(plan, "kernels")), integer_of(mesh, "tensor"),
-           integer_of(mesh, "fsdp"), cli_format_bytes(a, total.bytes),
+           cli_style_on(CLI_BOLD), plan_text(plan, "model"), cli_style_off(), instances,
+           json_array_size(json_object_get(plan, "kernels")), plan_integer(mesh, "tensor"),
+           plan_integer(mesh, "fsdp"), cli_format_bytes(a, total.bytes),
            cli_format_flops(b, total.flops), cli_format_seconds(c, total.seconds));
+    plan_print_step(json_object_get(plan, "predicted"), plan_integer(mesh, "fsdp"));
 }
 
 /* Leaves only the layer of that name in the plan. */
@@ -549,8 +450,8 @@ static int choose_layer(json_t *plan, const char *name)
     int count = 0;
     json_t *layers = json_object_get(plan, "layers");
     for (size_t i = 0; i < json_array_size(layers) && count < 256; i++)
-        names[count++] = text_of(json_array_get(layers, i), "name");
-    json_t *chosen = (json_t *)find_named(layers, name);
+        names[count++] = plan_text(json_array_get(layers, i), "name");
+    json_t *chosen = (json_t *)plan_find(layers, name);
     if (!chosen) {
         const char *nearest = cli_nearest(name, names, count);
         cli_error("the spec has no layer '%s'", name);
@@ -579,7 +480,7 @@ static int show(const struct values *values, const char *text)
     }
     int code = values->layer ? choose_layer(plan, values->layer) : CLI_DONE;
     if (!code && values->rank >= 0)
-        code = choose_rank(plan, values->rank);
+        code = plan_choose_rank(plan, values->rank);
     if (!code && values->json) {
         json_dumpf(plan, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
         putchar('\n');
@@ -587,6 +488,15 @@ static int show(const struct values *values, const char *text)
         print_plan(plan, values->rank);
     json_decref(plan);
     return code;
+}
+
+static int compare(const struct cli_spec *spec, const struct values *values)
+{
+    if (!values->fsdp && !values->layer && values->rank < 0)
+        return plan_compare(spec, values->world, values->json);
+    cli_error(
+        "--world compares meshes of whole models; it does not go with --fsdp, --rank or --layer");
+    return CLI_USAGE;
 }
 
 static int run(const void *v, int count, char **operands)
@@ -601,6 +511,8 @@ static int run(const void *v, int count, char **operands)
     fp8gen *gen;
     const char *json;
     (void)count;
+    if (values->world)
+        return compare(&spec, values);
     int code = cli_spec_open(&spec, NULL, &gen);
     if (code)
         return code;

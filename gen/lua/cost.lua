@@ -20,6 +20,9 @@ local COPY = 4.25e12 -- bytes/s, read + write, of a plain device copy
 local COPY_SHARE = 0.88 -- of that, reached by amax, quantise and store kernels
 local LAUNCH = 3e-6 -- seconds from one kernel's end to the next one's full speed
 
+-- Seconds of a kernel that moves so many bytes.
+function M.moving(bytes) return bytes / (COPY * COPY_SHARE) + LAUNCH end
+
 -- Arguments whose buffers a step moves once. Partial amaxes of whole tensors are not worth a word.
 local moved = { "source", "row", "row_scales", "transposed", "transposed_scales", "column_partials",
     "dbias_partials", "dbias" }
@@ -68,7 +71,7 @@ local function step_cost(step, sizes, tokens, gemm)
     end
     if step.args.when == "state_fresh" then return 0.0, 0.0, 0.0 end -- of the first step alone
     local bytes = bytes_of(step, step.op == "column_sums" and summed or moved, sizes)
-    return bytes, 0.0, bytes / (COPY * COPY_SHARE) + LAUNCH
+    return bytes, 0.0, M.moving(bytes)
 end
 
 -- A pair of steps that one kernel takes the place of where the tensor fits on chip: its cost, else nil.
@@ -97,21 +100,7 @@ local function steps_cost(steps, sizes, tokens, gemm)
 end
 
 -- Four digits are more than the model deserves, and read well.
-local function rounded(seconds) return tonumber(("%.4g"):format(seconds)) end
-
--- Two H200 of one host, NCCL without multicast, measured at 56 MiB a rank and at 1 MiB: bytes/s over a
--- rank's links, and the seconds that a small one takes.
-local GATHER = { bandwidth = 281e9, start = 21e-6 } -- copy engines
-local REDUCE = { bandwidth = 217e9, start = 25e-6 } -- kernels
-local HOST_RANKS = 8 -- more of them are not joined by NVLink alone
-
--- Seconds of a collective: bytes is what a rank sends of a gather, gives to a sum. nil: not known.
-function M.collective(op, bytes, ranks)
-    if ranks > HOST_RANKS then return nil end
-    if op == "all_gather" then return rounded(GATHER.start + bytes * (ranks - 1) / GATHER.bandwidth) end
-    local moved = bytes * (ranks - 1) / ranks * (op == "reduce_scatter" and 1 or 2)
-    return rounded(REDUCE.start + moved / REDUCE.bandwidth)
-end
+function M.rounded(seconds) return tonumber(("%.4g"):format(seconds)) end
 
 function M.layer(layer, gemms)
     local sizes = {}
@@ -122,7 +111,7 @@ function M.layer(layer, gemms)
     local costs = {}
     for pass, steps in pairs(layer.passes) do
         local total = steps_cost(steps, sizes, layer.tokens, gemms[pass])
-        total.seconds = rounded(total.seconds)
+        total.seconds = M.rounded(total.seconds)
         total.bytes = math.tointeger(total.bytes) or total.bytes -- whole numbers while they fit
         total.flops = math.tointeger(total.flops) or total.flops
         costs[pass] = total

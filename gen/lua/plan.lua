@@ -4,7 +4,7 @@
 -- the bundle format that C hands over so that they are written down once: the ops with their arguments
 -- in order, the paddings, and the value that becomes JSON's null; the tuning entries, if any. Out: the
 -- manifest of a bundle (runtime/bundle_format.h) without what only C knows (versions, hashes, cubins,
--- digest), and per layer `cost` for people.
+-- digest), and for people `cost` of every layer and what is `predicted` of a step.
 --
 -- Policy lives in the files it puts together: plan_buffers.lua (memory), plan_steps.lua (quantising),
 -- plan_gemms.lua (products and their outputs), plan_kernels.lua (variants and launches), choose.lua (what
@@ -18,6 +18,7 @@ local gemms = require "plan_gemms"
 local kernels = require "plan_kernels"
 local recipe = require "recipe"
 local shard = require "shard"
+local step = require "step"
 local steps = require "plan_steps"
 
 local M = {}
@@ -123,9 +124,35 @@ local function collectives_of(model, format)
     local list = shard.collectives(model, format)
     for _, item in ipairs(list) do
         for at, index in ipairs(item.layers) do item.layers[at] = model.layers[index].name end
-        item.seconds = cost.collective(item.op, item.bytes, model.mesh.fsdp) or format.null
+        local seconds = step.collective(item.op, item.bytes, model.mesh.fsdp)
+        item.seconds = seconds and cost.rounded(seconds) or format.null
     end
     return #list > 0 and list or nil
+end
+
+-- What step.lua is told of a layer, seconds of its passes and bytes that its ranks exchange.
+local function timed(layer, record, ranks, format)
+    local timing = {
+        count = layer.count,
+        gather_group = layer.gather_group,
+        gather = 1.0 * shard.payload(layer, ranks, format),
+        reduce = 1.0 * shard.gradient(layer, ranks),
+        amaxes = shard.amaxes(layer),
+        transpose = layer.compute == "bf16" and 0.0
+            or cost.moving(2.0 * layer.in_features * layer.out_features),
+    }
+    for pass, total in pairs(record.cost) do timing[pass] = total.seconds end
+    return timing
+end
+
+-- Predicted seconds of one training step of all layers, each as often as the model has it; null: not known.
+local function predicted_of(model, layers, format)
+    local list, ranks = {}, model.mesh.fsdp
+    for i, layer in ipairs(model.layers) do list[i] = timed(layer, layers[i], ranks, format) end
+    local seconds = step.model(list, ranks, model.shard.backward == "keep")
+    if not seconds then return format.null end
+    for name, value in pairs(seconds) do seconds[name] = cost.rounded(value) end
+    return seconds
 end
 
 local function plan_layer(c)
@@ -184,6 +211,7 @@ function M.plan(model, format, options)
         kernels = list,
         layers = layers,
         collectives = collectives_of(model, format),
+        predicted = predicted_of(model, layers, format),
     }
 end
 

@@ -136,6 +136,13 @@ function shard.payload(layer, ranks, format)
     return roundup(scales + chunk * roundup(k, format.pad_ld), format.part_align) + bias
 end
 
+-- Bytes that each rank gives to the sum of a layer's gradients: dw and dbias of all ranks' rows.
+function shard.gradient(layer, ranks)
+    local rows = shard.chunk(layer.out_features, ranks, shard.multiple(layer.recipe)) * ranks
+    local size = layer.grad_weight == "fp32" and 4 or 2
+    return rows * layer.in_features * size + (layer.bias and rows * 4 or 0)
+end
+
 -- Neighbours with one group's name are gathered together: lists of indices, in order.
 local function gather_groups(layers)
     local groups = {}
@@ -167,11 +174,7 @@ function shard.collectives(model, format)
         add("all_gather", pass, table.move(group, 1, #group, 1, {}), bytes, dtype)
     end
     local function reduce(i)
-        local layer = layers[i]
-        local rows = shard.chunk(layer.out_features, ranks, shard.multiple(layer.recipe)) * ranks
-        local size = layer.grad_weight == "fp32" and 4 or 2
-        local bytes = rows * layer.in_features * size + (layer.bias and rows * 4 or 0)
-        add("reduce_scatter", "wgrad", { i }, bytes, layer.grad_weight)
+        add("reduce_scatter", "wgrad", { i }, shard.gradient(layers[i], ranks), layers[i].grad_weight)
     end
     local amaxes, with_amax = 0, {}
     for i, layer in ipairs(layers) do

@@ -34,6 +34,27 @@ for word in '"rank": 1' '"first": 852' '"count": 852' '"rows": 852' '"fsdp": 3';
     expect_out_has "$word"
 done
 
+case_of "a step over ranks is predicted, and the meshes of a number of GPUs compared"
+run fp8gen plan specs/llama3_8b.lua --fsdp 4
+expect_code 0
+expect_out_has "over 4 ranks: quantising this rank's rows"
+expect_out_has "exposed (gathers"
+run fp8gen plan specs/llama3_8b.lua --fsdp 9
+expect_code 0
+if grep -q "over 9 ranks" "$out"; then fail "nine GPUs are no host: no prediction expected"; fi
+run fp8gen plan specs/llama3_8b.lua --world 6
+expect_code 0
+for mesh in 1 2 3 6; do expect_out_has "fsdp $mesh "; done
+[ "$(wc -l <"$out")" -eq 5 ] || fail "a heading and four meshes expected"
+run fp8gen plan specs/llama3_8b.lua --world 8 --json
+expect_code 0
+[ "$(grep -c '"predicted":{"all_gather":' "$out")" -eq 4 ] || fail "four predictions expected"
+for wrong in "--world 9" "--world 0" "--world 4 --fsdp 2" "--world 4 --rank 1" "--world 4 --layer qkv"; do
+    run fp8gen plan specs/llama3_8b.lua $wrong
+    expect_code 2
+    expect_err_has "world"
+done
+
 case_of "a number of ranks that is none"
 for ranks in 0 5000 two; do
     run fp8gen plan $spec --fsdp $ranks

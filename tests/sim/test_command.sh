@@ -52,7 +52,8 @@ run fp8gen bench shard --device host --json --source-hash abc --shape 130,64 --t
     --mib 1 --rounds 2 --trace "$T/trace.json"
 expect_code 0
 expect_err ''
-for word in gather_copy_engine gather_fp8_vs_bf16 gather_fp8_usable_vs_bf16 step_fsdp exposed_ms '"header":"shard"'; do
+for word in gather_copy_engine gather_fp8_vs_bf16 gather_fp8_usable_vs_bf16 step_fsdp exposed_ms '"header":"shard"' \
+    '"predicted_seconds":' '"case":"prediction_error"'; do
     expect_out_has "$word"
 done
 if command -v python3 >/dev/null; then
@@ -64,6 +65,15 @@ assert any("all_gather" in event["name"] for event in events)
 assert all(event["dur"] >= 0 for event in events)' "$T/trace.json"
     expect_code 0
 fi
+run fp8gen bench shard --device host --case weights --shape 130,64 --rounds 1 --ranks 3 --ranks 2
+expect_code 0
+[ "$(grep -c '^gather_fp8_vs_bf16  *[23] ' "$out")" -eq 2 ] || fail "a row for each number of ranks expected"
+[ "$(grep -c '^case ' "$out")" -eq 1 ] || fail "one table expected"
+for ranks in 1 65 two; do
+    run fp8gen bench shard --device host --ranks $ranks
+    expect_code 2
+    expect_err_has "--ranks is '$ranks'; it must be a whole number from 2 to 64"
+done
 run fp8gen bench shard --case gathers
 expect_code 2
 expect_err_has "no case 'gathers'"

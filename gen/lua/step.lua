@@ -1,0 +1,244 @@
+-- step.lua - what sharing weights over the GPUs of one host costs: a collective, and a whole step.
+--
+-- In: numbers. collective() takes an op, bytes and ranks; step() the seconds of every pass, the bytes of
+-- every gather and sum, in the order of the model. Out: predicted seconds; nil beyond one host. For
+-- people: nothing is chosen by it, and nothing here knows a spec, a kernel or a device.
+--
+-- The step is played, not summed: one stream computes, one communicates, as runtime/model_gather.c and
+-- model_pass.c enqueue them (two slots, one group ahead, sums behind wgrad in two buffers). What runs
+-- beside a collective runs slower; waiting and slowing together are what is exposed.
+
+local M = {}
+
+local HOST_RANKS = 8 -- more of them are not joined by NVLink alone
+
+-- H200 SXM, NVLink without multicast, NCCL 2.28: of every collective and way, by ranks, the seconds of a
+-- tiny one and bytes/s over a rank's links; `least`: what enqueueing takes, however small it is. Fitted to
+-- tests/bench/results/shard*.jsonl; between measured ranks the smaller counts.
+local NETWORK = {
+    all_gather = {
+        copy_engine = { { ranks = 2, start = 36e-6, bandwidth = 383e9, least = 36e-6 } },
+        kernels = { { ranks = 2, start = 40e-6, bandwidth = 273e9, least = 27e-6 } },
+    },
+    reduce_scatter = {
+        kernels = { { ranks = 2, start = 30e-6, bandwidth = 200e9, least = 30e-6 } },
+    },
+    all_reduce_max = {
+        kernels = { { ranks = 2, start = 25e-6, bandwidth = 200e9, least = 25e-6 } },
+    },
+}
+
+-- Share of a second that compute loses while such a collective runs beside it.
+local SLOWED = { copy_engine = 0.1, kernels = 0.3 }
+
+-- The way of a collective that a model takes by itself.
+local function way_of(op) return NETWORK[op].copy_engine and "copy_engine" or "kernels" end
+
+-- Bytes that cross a rank's links, in each direction. bytes: what a rank sends of a gather, gives to a sum.
+function M.crossing(op, bytes, ranks)
+    if op == "all_gather" then return bytes * (ranks - 1.0) end
+    return bytes * (ranks - 1.0) / ranks * (op == "reduce_scatter" and 1 or 2)
+end
+
+-- Seconds of a collective. way: "copy_engine", "kernels", or nil for what a model takes. nil: not known.
+function M.collective(op, bytes, ranks, way)
+    local list = NETWORK[op] and NETWORK[op][way or way_of(op)]
+    if not list or ranks > HOST_RANKS then return nil end
+    if ranks < 2 then return 0.0 end
+    local by = list[1]
+    for _, entry in ipairs(list) do
+        if entry.ranks <= ranks then by = entry end
+    end
+    return math.max(by.least, by.start + M.crossing(op, bytes, ranks) / by.bandwidth)
+end
+
+-- ---- the play ------------------------------------------------------------------------------------
+
+-- The stream of the collectives: when it is free, and what it did when.
+local function new_network(ranks)
+    return { ranks = ranks, free = 0.0, spans = {}, first = 1, all_gather = 0.0, reduce_scatter = 0.0 }
+end
+
+-- A collective that starts when the stream is free, and not before `after`. Returns its end.
+local function communicate(network, op, bytes, after)
+    local seconds = bytes > 0 and M.collective(op, bytes, network.ranks) or 0.0
+    local start = math.max(network.free, after)
+    network.free = start + seconds
+    network[op] = network[op] + seconds
+    network.spans[#network.spans + 1] = { start = start, finish = network.free,
+        slowed = SLOWED[way_of(op)] }
+    return network.free
+end
+
+-- Runs `seconds` of compute from `now`, longer by what collectives beside it take. Returns the end.
+local function compute(network, now, seconds)
+    local spans, at = network.spans, network.first
+    while spans[at] and spans[at].finish <= now do at = at + 1 end
+    network.first = at -- compute never goes back
+    while spans[at] and seconds > 0 do
+        local span = spans[at]
+        if span.start > now then -- alone until then
+            local alone = math.min(seconds, span.start - now)
+            now, seconds = now + alone, seconds - alone
+        end
+        local rate = 1 - span.slowed
+        local beside = math.min(seconds, (span.finish - now) * rate)
+        if beside > 0 then now, seconds = now + beside / rate, seconds - beside end
+        at = at + 1
+    end
+    return now + seconds
+end
+
+-- Where gathered groups lie; `away` until they are gathered.
+local function new_slots(count)
+    local slots = { clock = 0, of = {} }
+    for i = 1, count do slots[i] = { used = 0, read = 0.0 } end
+    return slots
+end
+
+-- The slot that a group takes, as find_slot in runtime/model_gather.c; nil: all are wanted.
+local function take_slot(slots, group, needed)
+    local best, best_rank
+    for _, slot in ipairs(slots) do
+        local rank = not slot.group and 2 or slot.wanted and 0 or 1
+        if not slot.held and (rank > 0 or needed) and (not best or rank > best_rank
+            or rank == best_rank and slot.used < best.used) then
+            best, best_rank = slot, rank
+        end
+    end
+    if not best then return nil end
+    if best.group then slots.of[best.group] = nil end
+    slots.clock = slots.clock + 1
+    best.group, best.used, best.transposed = group, slots.clock, false
+    slots.of[group] = best
+    return best
+end
+
+-- Gathers a group unless it is there; ahead of time only into a slot that is free.
+local function bring(play, group, needed)
+    local bytes = play.gathers[group]
+    if not bytes then return end
+    local slot = play.slots.of[group]
+    if not slot then
+        slot = take_slot(play.slots, group, needed)
+        if not slot then return end
+        slot.arrived = communicate(play.network, "all_gather", bytes, slot.read)
+    end
+    slot.wanted = true
+end
+
+-- A pass that reads a group's weight, the next group gathered beside it. Returns its end.
+local function with_weight(play, layer, now, seconds, ahead, transpose)
+    bring(play, layer.group, true)
+    local slot = play.slots.of[layer.group]
+    slot.held = true
+    if ahead then bring(play, ahead, false) end
+    now = math.max(now, slot.arrived)
+    if transpose > 0 and not slot.transposed then
+        now, slot.transposed = compute(play.network, now, transpose), true
+    end
+    now = compute(play.network, now, seconds)
+    play.slots.clock = play.slots.clock + 1
+    slot.held, slot.wanted, slot.read, slot.used = false, false, now, play.slots.clock
+    return now
+end
+
+local GRADS = 2 -- buffers of whole gradients
+
+local function forward(play, now)
+    for _, layer in ipairs(play.layers) do
+        now = with_weight(play, layer, now, layer.fprop, layer.group + 1, 0.0)
+    end
+    return now
+end
+
+local function backward(play, now)
+    local network, free, next_grad = play.network, { 0.0, 0.0 }, 1
+    for i = #play.layers, 1, -1 do
+        local layer = play.layers[i]
+        bring(play, layer.group, false)
+        bring(play, layer.group - 1, false)
+        now = compute(network, math.max(now, free[next_grad]), layer.quantize_dy + layer.wgrad)
+        free[next_grad] = communicate(network, "reduce_scatter", layer.reduce, now)
+        next_grad = next_grad % GRADS + 1
+        now = with_weight(play, layer, now, layer.dgrad, nil, layer.transpose)
+    end
+    return now
+end
+
+-- Bytes of the groups' gathers, and how many groups there are. layers: group = 1, 2, ... in order.
+local function gathers_of(layers)
+    local gathers = {}
+    for _, layer in ipairs(layers) do
+        gathers[layer.group] = (gathers[layer.group] or 0.0) + layer.gather
+    end
+    return gathers
+end
+
+-- A step of `ranks`: layers in forward order, each { group, gather, reduce (bytes), fprop, quantize_dy,
+-- wgrad, dgrad, transpose, weight (seconds) }; keep: gathered once, kept for backward. Returns seconds:
+-- { alone (the same compute with whole weights), step, exposed, all_gather, reduce_scatter, update_alone,
+-- update (quantising all weights, or this rank's rows with the amaxes of all) }, or nil: not known.
+function M.step(layers, ranks, keep)
+    local alone, update, amaxes = 0.0, 0.0, 0
+    for _, layer in ipairs(layers) do
+        alone = alone + layer.fprop + layer.quantize_dy + layer.wgrad + layer.dgrad
+        update, amaxes = update + layer.weight, amaxes + layer.amaxes
+    end
+    local agreed = M.collective("all_reduce_max", 4.0 * amaxes, ranks)
+    if not agreed then return nil end
+    local gathers = gathers_of(layers)
+    local play = { layers = layers, gathers = gathers, network = new_network(ranks),
+        slots = new_slots(keep and #gathers or 2) }
+    local step = alone
+    if ranks > 1 then
+        step = backward(play, forward(play, 0.0))
+        step = math.max(step, play.network.free)
+    end
+    return {
+        alone = alone, step = step, exposed = step - alone,
+        all_gather = play.network.all_gather, reduce_scatter = play.network.reduce_scatter,
+        update_alone = update, update = update / ranks + agreed,
+    }
+end
+
+-- ---- a model --------------------------------------------------------------------------------------
+
+local MOST = 2000 -- layers that are played; of more, as many of each in proportion
+
+-- Every layer as often as it is there: blocks of all that are left, those that are rarer in the last ones.
+local function instances(layers, share)
+    local most, list, group, before = 0, {}, 0, nil
+    local function count_of(layer) return math.max(1, math.floor(layer.count * share)) end
+    for _, layer in ipairs(layers) do most = math.max(most, count_of(layer)) end
+    for block = 1, most do
+        before = nil
+        for _, layer in ipairs(layers) do
+            if block > most - count_of(layer) then
+                local name = layer.gather_group
+                if not name or name ~= before then group = group + 1 end
+                before = name
+                list[#list + 1] = setmetatable({ group = group }, { __index = layer })
+            end
+        end
+    end
+    return list
+end
+
+-- step() of a model's layers, each with `count` and maybe `gather_group` in place of `group`.
+function M.model(layers, ranks, keep)
+    local total = 0
+    for _, layer in ipairs(layers) do total = total + layer.count end
+    local share = math.min(1.0, MOST / total)
+    local seconds = M.step(instances(layers, share), ranks, keep)
+    if share == 1.0 or not seconds then return seconds end
+    local alone = 0.0
+    for _, layer in ipairs(layers) do
+        alone = alone + layer.count * (layer.fprop + layer.quantize_dy + layer.wgrad + layer.dgrad)
+    end
+    local factor = alone / seconds.alone
+    for name, value in pairs(seconds) do seconds[name] = factor * value end
+    return seconds
+end
+
+return M
