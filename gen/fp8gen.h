@@ -95,7 +95,8 @@ FP8GEN_API fp8gen_status fp8gen_load_text(fp8gen *gen, const char *name, const c
 FP8GEN_API fp8gen_status fp8gen_plan(fp8gen *gen, const char **json);
 
 /* Predicted seconds of a collective between H200s of one host. op: "all_gather", "reduce_scatter",
- * "all_reduce_max"; way: "copy_engine", "kernels"; bytes: what a rank sends of a gather, gives to a sum.
+ * "all_reduce_max"; way: of a gather "copy_engine" or "kernels", of a sum its numbers' "bf16", "fp16" or
+ * "fp32"; bytes: what a rank sends of a gather, gives to a sum.
  * FP8GEN_ERR_ARGUMENT: not known (more than 8 ranks, another op or way). */
 FP8GEN_API fp8gen_status fp8gen_collective_seconds(fp8gen *gen, const char *op, const char *way,
                                                    double bytes, int32_t ranks, double *seconds);

@@ -64,7 +64,7 @@ struct shard_bench_times {
 /* A row with its predictions and their errors and the fields of `more` (which is freed), on rank 0. */
 void shard_bench_row(struct shard_bench_rank *r, const struct bench_result *result,
                      const struct shard_bench_times *times, json_t *more);
-/* Predicted seconds of a collective; way: "copy_engine", "kernels". < 0: not known. Rank 0 alone asks. */
+/* Predicted seconds of a collective; way: as fp8gen_collective_seconds. < 0: not known. Rank 0 alone asks. */
 double shard_bench_collective(const struct shard_bench_rank *r, const char *op, const char *way,
                               double bytes);
 

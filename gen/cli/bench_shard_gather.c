@@ -158,7 +158,7 @@ static int measure_sum(struct shard_bench_rank *r, size_t bytes, fp8_dtype dtype
         double given = (double)bytes * r->rank->ranks;
         struct shard_bench_times times = {
             { item.seconds, -1 },
-            { shard_bench_collective(r, "reduce_scatter", "kernels", given), -1 }
+            { shard_bench_collective(r, "reduce_scatter", fp8_dtype_name(dtype), given), -1 }
         };
         shard_bench_row(r, &result, &times, sizes(r, (double)bytes, item.seconds));
     }

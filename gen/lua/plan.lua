@@ -124,7 +124,8 @@ local function collectives_of(model, format)
     local list = shard.collectives(model, format)
     for _, item in ipairs(list) do
         for at, index in ipairs(item.layers) do item.layers[at] = model.layers[index].name end
-        local seconds = step.collective(item.op, item.bytes, model.mesh.fsdp)
+        local way = item.op ~= "all_gather" and item.dtype or nil
+        local seconds = step.collective(item.op, item.bytes, model.mesh.fsdp, way)
         item.seconds = seconds and cost.rounded(seconds) or format.null
     end
     return #list > 0 and list or nil
@@ -137,6 +138,7 @@ local function timed(layer, record, ranks, format)
         gather_group = layer.gather_group,
         gather = 1.0 * shard.payload(layer, ranks, format),
         reduce = 1.0 * shard.gradient(layer, ranks),
+        grads = layer.grad_weight,
         amaxes = shard.amaxes(layer),
         transpose = layer.compute == "bf16" and 0.0
             or cost.moving(2.0 * layer.in_features * layer.out_features),

@@ -12,27 +12,35 @@ local M = {}
 
 local HOST_RANKS = 8 -- more of them are not joined by NVLink alone
 
--- H200 SXM, NVLink without multicast, NCCL 2.28: of every collective and way, by ranks, the seconds of a
--- tiny one and bytes/s over a rank's links; `least`: what enqueueing takes, however small it is. Fitted to
--- tests/bench/results/shard*.jsonl; between measured ranks the smaller counts.
+-- H200 SXM, NVLink without multicast, NCCL 2.28. Of every collective and way, by ranks: `least`, what enqueueing
+-- takes however small it is, and lines { seconds to start, bytes/s over a rank's links }, the lowest of which
+-- counts. Fitted to tests/bench/results/shard*.jsonl; between measured ranks the smaller number counts.
 local NETWORK = {
     all_gather = {
-        copy_engine = { { ranks = 2, start = 36e-6, bandwidth = 383e9, least = 36e-6 } },
-        kernels = { { ranks = 2, start = 40e-6, bandwidth = 273e9, least = 27e-6 } },
+        copy_engine = {
+            { ranks = 2, least = 49e-6, { 17e-6, 393e9 } },
+            { ranks = 4, least = 64e-6, { 32e-6, 394e9 } },
+        },
+        kernels = {
+            { ranks = 2, least = 38e-6, { 14e-6, 236e9 }, { 32e-6, 274e9 } },
+            { ranks = 4, least = 62e-6, { 21e-6, 301e9 }, { 45e-6, 334e9 } },
+        },
     },
     reduce_scatter = {
-        kernels = { { ranks = 2, start = 30e-6, bandwidth = 200e9, least = 30e-6 } },
+        bf16 = {
+            { ranks = 2, least = 35e-6, { 10e-6, 184e9 } },
+            { ranks = 4, least = 60e-6, { 5e-6, 209e9 } },
+        },
+        fp32 = {
+            { ranks = 2, least = 35e-6, { 11e-6, 206e9 } },
+            { ranks = 4, least = 60e-6, { 8e-6, 276e9 } },
+        },
     },
-    all_reduce_max = {
-        kernels = { { ranks = 2, start = 25e-6, bandwidth = 200e9, least = 25e-6 } },
-    },
+    all_reduce_max = { fp32 = { { ranks = 2, least = 35e-6, { 35e-6, 100e9 } } } },
 }
 
 -- Share of a second that compute loses while such a collective runs beside it.
-local SLOWED = { copy_engine = 0.1, kernels = 0.3 }
-
--- The way of a collective that a model takes by itself.
-local function way_of(op) return NETWORK[op].copy_engine and "copy_engine" or "kernels" end
+local SLOWED = { all_gather = 0.1, reduce_scatter = 0.3 }
 
 -- Bytes that cross a rank's links, in each direction. bytes: what a rank sends of a gather, gives to a sum.
 function M.crossing(op, bytes, ranks)
@@ -40,16 +48,22 @@ function M.crossing(op, bytes, ranks)
     return bytes * (ranks - 1.0) / ranks * (op == "reduce_scatter" and 1 or 2)
 end
 
--- Seconds of a collective. way: "copy_engine", "kernels", or nil for what a model takes. nil: not known.
+-- Seconds of a collective. way: of a gather "copy_engine" (nil: this) or "kernels", of a sum the dtype of its
+-- numbers. nil: not known.
 function M.collective(op, bytes, ranks, way)
-    local list = NETWORK[op] and NETWORK[op][way or way_of(op)]
+    if way == "fp16" then way = "bf16" end
+    local list = NETWORK[op] and NETWORK[op][way or op == "all_gather" and "copy_engine" or "fp32"]
     if not list or ranks > HOST_RANKS then return nil end
     if ranks < 2 then return 0.0 end
     local by = list[1]
     for _, entry in ipairs(list) do
         if entry.ranks <= ranks then by = entry end
     end
-    return math.max(by.least, by.start + M.crossing(op, bytes, ranks) / by.bandwidth)
+    local seconds = math.huge
+    for _, line in ipairs(by) do
+        seconds = math.min(seconds, line[1] + M.crossing(op, bytes, ranks) / line[2])
+    end
+    return math.max(by.least, seconds)
 end
 
 -- ---- the play ------------------------------------------------------------------------------------
@@ -60,13 +74,13 @@ local function new_network(ranks)
 end
 
 -- A collective that starts when the stream is free, and not before `after`. Returns its end.
-local function communicate(network, op, bytes, after)
-    local seconds = bytes > 0 and M.collective(op, bytes, network.ranks) or 0.0
+local function communicate(network, op, bytes, after, way)
+    local seconds = bytes > 0 and M.collective(op, bytes, network.ranks, way) or 0.0
     local start = math.max(network.free, after)
     network.free = start + seconds
     network[op] = network[op] + seconds
     network.spans[#network.spans + 1] = { start = start, finish = network.free,
-        slowed = SLOWED[way_of(op)] }
+        slowed = SLOWED[op] }
     return network.free
 end
 
@@ -159,7 +173,7 @@ local function backward(play, now)
         bring(play, layer.group, false)
         bring(play, layer.group - 1, false)
         now = compute(network, math.max(now, free[next_grad]), layer.quantize_dy + layer.wgrad)
-        free[next_grad] = communicate(network, "reduce_scatter", layer.reduce, now)
+        free[next_grad] = communicate(network, "reduce_scatter", layer.reduce, now, layer.grads)
         next_grad = next_grad % GRADS + 1
         now = with_weight(play, layer, now, layer.dgrad, nil, layer.transpose)
     end
@@ -175,7 +189,7 @@ local function gathers_of(layers)
     return gathers
 end
 
--- A step of `ranks`: layers in forward order, each { group, gather, reduce (bytes), fprop, quantize_dy,
+-- A step of `ranks`: layers in forward order, each { group, gather, reduce (bytes), grads (dtype), fprop, quantize_dy,
 -- wgrad, dgrad, transpose, weight (seconds) }; keep: gathered once, kept for backward. Returns seconds:
 -- { alone (the same compute with whole weights), step, exposed, all_gather, reduce_scatter, update_alone,
 -- update (quantising all weights, or this rank's rows with the amaxes of all) }, or nil: not known.

@@ -104,11 +104,17 @@ static void test_model(void **state)
 static void test_graphs(void **state)
 {
     (void)state;
-    for (uint32_t keep = 0; keep < 2; keep++) {
-        struct graph_case c = { .bundle = bundle, .tokens = 130, .keep = keep };
-        pthread_barrier_init(&c.meet, NULL, 2);
-        run_limited(keep ? "graphs, weights kept" : "graphs", 40, 10, graph_body, &c);
-        pthread_barrier_destroy(&c.meet);
+    for (int ranks = 2; ranks <= gpus; ranks = next_ranks(ranks)) {
+        char text[sizeof spec + 16], bundle[256];
+        snprintf(text, sizeof text, spec, ranks);
+        ranks_bundle(text, "sm_90a", bundle);
+        for (uint32_t keep = 0; keep < 2; keep++) {
+            struct graph_case c = { .bundle = bundle, .tokens = 130, .keep = keep };
+            pthread_barrier_init(&c.meet, NULL, (unsigned)ranks);
+            run_limited(keep ? "graphs, weights kept" : "graphs", ranks, 40, graph_body, &c);
+            pthread_barrier_destroy(&c.meet);
+        }
+        ranks_bundle_drop(bundle);
     }
 }
 
