@@ -41,6 +41,15 @@ struct data {
     void *blocks[8];
 };
 
+char model_doing[MODEL_RANKS][96];
+
+static void now_doing(const struct rank *rank, const char *what, int step, int layer)
+{
+    if (rank->rank < MODEL_RANKS)
+        snprintf(model_doing[rank->rank], sizeof model_doing[0], "rank %d: %s, step %d, layer %d",
+                 rank->rank, what, step, layer);
+}
+
 uint16_t model_value(uint64_t what, int64_t index)
 {
     uint64_t z = what * 0x9e3779b97f4a7c15u + (uint64_t)index * 0xbf58476d1ce4e5b9u;
@@ -570,14 +579,19 @@ static void one_step(struct run *run, int step)
 {
     struct rank *rank = run->rank;
     struct data d[BATCHES][LAYERS];
+    now_doing(rank, "update", step, 0);
     rank_check(rank, update(run, step));
     rank_check(rank, !run->c->gathers || fp8_model_trace(run->model, SPANS, NULL) == FP8_OK);
     for (int batch = 0; batch < BATCHES; batch++) {
-        for (int i = 0; i < run->side.count; i++)
+        for (int i = 0; i < run->side.count; i++) {
+            now_doing(rank, "forward", step, i);
             rank_check(rank, forward(run, step, i, batch, &d[batch][i]));
+        }
         for (int i = run->side.count - 1; i >= 0; i--) {
+            now_doing(rank, "backward", step, i);
             rank_check(rank, backward(run, i, batch, &d[batch][i]));
             struct reference r;
+            now_doing(rank, "backward's reference", step, i);
             rank_check(rank, run_reference(&run->side, run->c, step, i, rank->rank, rank->ranks,
                                            batch, &r));
             rank_check(rank, fp8_comm_wait(rank->comm, NULL) == FP8_OK);
@@ -591,6 +605,7 @@ static void one_step(struct run *run, int step)
             drop_reference(&run->side, &r);
         }
     }
+    now_doing(rank, "the step's end", step, 0);
     rank_check(rank, fp8_model_join(run->model, NULL) == FP8_OK);
     rank_check(rank, fp8_comm_wait(rank->comm, NULL) == FP8_OK);
     rank_check(rank, !run->c->gathers || count_gathers(run) == run->c->gathers);
@@ -599,6 +614,30 @@ static void one_step(struct run *run, int step)
         for (int batch = 0; batch < BATCHES; batch++)
             drop_data(&run->side, &d[batch][i]);
     }
+}
+
+/* On a GPU all memory is taken and every product run once before the first step. What waits for the device
+ * while it holds the driver's lock (an allocation, a kernel that is loaded at its first launch) would keep
+ * the other rank, a thread of the same process, from the collective that this device waits for. */
+static void warm_up(struct run *run)
+{
+    struct rank *rank = run->rank;
+    struct data d[BATCHES][LAYERS];
+    const int64_t tokens = tokens_of(run->c, rank->rank, rank->ranks);
+    if (rank->context->is_host)
+        return;
+    now_doing(rank, "warming up", 0, 0);
+    for (int i = 0; i < run->side.count * BATCHES; i++)
+        make_data(&run->side, i / BATCHES, tokens, &d[i % BATCHES][i / BATCHES]);
+    for (int i = 0; i < run->side.count * rank->ranks; i++) {
+        struct reference r;
+        rank_check(rank, run_reference(&run->side, run->c, 0, i / rank->ranks, i % rank->ranks,
+                                       rank->ranks, 0, &r));
+        drop_reference(&run->side, &r);
+    }
+    for (int i = 0; i < run->side.count * BATCHES; i++)
+        drop_data(&run->side, &d[i % BATCHES][i / BATCHES]);
+    rank_check(rank, fp8_comm_agree(rank->comm, "readiness", "warm") == FP8_OK);
 }
 
 static void drop_run(struct run *run)
@@ -625,6 +664,7 @@ void model_body(struct rank *rank)
     rank_check(rank, open_side(&run->side, rank->context, bundle));
     rank_check(rank, make_model(run));
     rank_check(rank, make_shards(run));
+    warm_up(run);
     for (int step = 0; step < run->c->steps && !rank->fault[0]; step++)
         one_step(run, step);
     if (!rank->fault[0])

@@ -28,6 +28,10 @@ struct model_case {
 
 void model_body(struct rank *rank); /* rank->user is a model_case */
 
+/* What each rank does now, for whoever finds that one hangs. */
+enum { MODEL_RANKS = 16 };
+extern char model_doing[MODEL_RANKS][96];
+
 /* bf16 bits, deterministic; `what` separates tensors. */
 uint16_t model_value(uint64_t what, int64_t index);
 

@@ -37,8 +37,11 @@ static char limited[128];
 static void too_late(int signal)
 {
     (void)signal;
-    if (write(STDERR_FILENO, limited, strlen(limited)) < 0)
-        _exit(2);
+    for (int i = 0; i < 2; i++) {
+        model_doing[i][strcspn(model_doing[i], "\n")] = '\n';
+        (void)!write(STDERR_FILENO, model_doing[i], strcspn(model_doing[i], "\n") + 1);
+    }
+    (void)!write(STDERR_FILENO, limited, strlen(limited));
     _exit(1);
 }
 

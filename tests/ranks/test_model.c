@@ -169,18 +169,12 @@ static void test_repeated_steps(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_kept),
-        cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_slots),
-        cmocka_unit_test(test_gathers),
-        cmocka_unit_test(test_without_prefetch),
-        cmocka_unit_test(test_average),
-        cmocka_unit_test(test_exchange),
-        cmocka_unit_test(test_no_tokens),
-        cmocka_unit_test(test_callers_accumulators),
-        cmocka_unit_test(test_hooks),
-        cmocka_unit_test(test_hooked_recipes),
+        cmocka_unit_test(test_ranks),          cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_groups),         cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_gathers),        cmocka_unit_test(test_without_prefetch),
+        cmocka_unit_test(test_average),        cmocka_unit_test(test_exchange),
+        cmocka_unit_test(test_no_tokens),      cmocka_unit_test(test_callers_accumulators),
+        cmocka_unit_test(test_hooks),          cmocka_unit_test(test_hooked_recipes),
         cmocka_unit_test(test_repeated_steps),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -302,9 +302,20 @@ static void maximum(const struct job *job)
     }
 }
 
+static void exchange(const struct job *job)
+{
+    struct comm *comm = job->comm;
+    if (!meet(comm, job->kind, job->dtype, 0, job->send, job->count * (size_t)comm->ranks))
+        return;
+    for (int rank = 0; rank < comm->ranks; rank++)
+        memcpy((char *)job->recv + (size_t)rank * job->count,
+               comm->shared->data[rank][comm->number & 1] + (size_t)comm->rank * job->count,
+               job->count);
+}
+
 static void run_job(void *data)
 {
-    static void (*const kinds[])(const struct job *) = { gather, reduce, maximum };
+    static void (*const kinds[])(const struct job *) = { gather, reduce, maximum, exchange };
     const struct job *job = data;
     kinds[job->kind](job);
 }
@@ -331,16 +342,9 @@ EXPORT int fake_all_to_all(const void *send, void *recv, size_t count, int dtype
 int fake_all_to_all(const void *send, void *recv, size_t count, int dtype, fp8_nccl_comm handle,
                     void *stream)
 {
-    struct comm *comm = handle;
-    (void)stream;
     if (dtype != FP8_NCCL_UINT8)
         return FP8_NCCL_INVALID_ARGUMENT;
-    if (meet(comm, 3, dtype, 0, send, count * (size_t)comm->ranks)) {
-        for (int rank = 0; rank < comm->ranks; rank++)
-            memcpy((char *)recv + (size_t)rank * count,
-                   comm->shared->data[rank][comm->number & 1] + (size_t)comm->rank * count, count);
-    }
-    return FP8_NCCL_SUCCESS;
+    return enqueue((struct job){ handle, 3, dtype, 0, send, recv, count }, stream);
 }
 
 EXPORT int fake_reduce(const void *send, void *recv, size_t count, int dtype, int op,
