@@ -15,8 +15,7 @@ using source_t = $source;
 using format = $format;
 constexpr bool power_of_two = $power_of_two;
 constexpr u32 held = $held;
-constexpr bool in_registers = sizeof(source_t) == 2;
-constexpr u32 kept = held + in_registers; // tiles that a team keeps
+constexpr bool may_use_registers = sizeof(source_t) == 2;
 constexpr int teams = 2;
 constexpr int threads = teams * tile_threads;
 constexpr int tile_bytes = tile * tile * sizeof(source_t);
@@ -24,21 +23,29 @@ constexpr int tile_bytes = tile * tile * sizeof(source_t);
 struct team {
     matrix<source_t> m;
     copy_target to;
-    u8 *tiles;  // held of them
-    u8 *turned; // the transposed tile; on the way in: the sums
+    const u8 *from; // its slots, a tile each
+    u32 tiles;      // the same as an address of shared memory
+    u8 *turned;     // the transposed tile; on the way in: the sums
     float *dbias_partials;
     i64 dbias_ld;
     int thread, rg, cg, number;
     u32 first, step, count; // its tiles, in row-major order
+    bool in_registers;      // whether it keeps one there
 
     __device__ __forceinline__ void sync() const { named_barrier(1 + number, tile_threads); }
     __device__ __forceinline__ tile_place at(u32 k) const {
         return place_of(first + k * step, u32(ceil_div(m.cols, tile)));
     }
-    __device__ __forceinline__ void load(vec8<source_t> (&v)[patch], u32 k) const {
+    // Its tile k on the way to the slot of that name, in a group of copies of its own.
+    __device__ __forceinline__ void fetch(u32 k, u32 slot, bool wanted) const {
         tile_place p = at(k);
-        load_patch(v, m, p.top() + rg * patch, p.left() + cg * patch,
-                   p.top() + tile <= m.rows && p.left() + tile <= m.cols);
+        if (wanted) stage_tile(tiles + slot % held * tile_bytes, m, p.top(), p.left(), thread);
+        copy_commit();
+    }
+    __device__ __forceinline__ void read(vec8<source_t> (&v)[patch], u32 slot) const {
+        copy_wait<held - 1>();
+        sync();
+        read_patch(v, from + slot % held * tile_bytes, rg, cg);
     }
 };
 
@@ -57,7 +64,7 @@ __device__ __forceinline__ void look(const team &t, amax_of<source_t> &amax,
     t.sync();
 }
 
-// What the way out does with it.
+// What the way out does with it. There was a barrier since the transposed tile before was stored.
 __device__ __forceinline__ void leave(const team &t, const vec8<source_t> (&v)[patch], float scale,
                                       u32 k) {
     tile_place p = t.at(k);
@@ -66,10 +73,48 @@ __device__ __forceinline__ void leave(const team &t, const vec8<source_t> (&v)[p
     for (int i = 0; i < patch; ++i) q[i] = repair8<format>(v[i], cast8<format>(v[i], scale));
     if (t.to.row) store_rows(t.to, q, p.top() + t.rg * patch, p.left() + t.cg * patch);
     if (!t.to.transposed) return;
-    t.sync(); // the tile before has left the shared memory
     put_transposed(t.turned, q, t.rg, t.cg);
     t.sync();
     store_transposed(t.to, t.turned, p.top(), p.left(), t.thread);
+}
+
+// All tiles pass through the slots. The last ones stay there, the one before them in `kept`.
+__device__ __forceinline__ void way_in(const team &t, amax_of<source_t> &amax,
+                                       vec8<source_t> (&kept)[patch]) {
+    vec8<source_t> v[patch];
+    // A tile is fetched `held` turns before it is looked at.
+#pragma unroll 1
+    for (u32 next = 0; next < t.count + held; ++next) {
+        if (next >= held) {
+            u32 k = next - held;
+            t.read(v, k);
+            look(t, amax, v, k);
+            if (t.in_registers && next + 1 == t.count) {
+#pragma unroll
+                for (int i = 0; i < patch; ++i) kept[i] = v[i];
+            }
+            if (next < t.count) t.sync(); // the slot has been read
+        }
+        t.fetch(next, next, next < t.count);
+    }
+}
+
+// `kept`, what is in the slots, then the others from memory once more, the last ones first.
+__device__ __forceinline__ void way_out(const team &t, vec8<source_t> (&v)[patch], float scale) {
+    u32 others = t.count - t.in_registers; // that pass through a slot
+#pragma unroll 1
+    for (u32 done = !t.in_registers; done <= others; ++done) {
+        u32 k = t.count - done - (done > held && t.in_registers);
+        if (done == 0)
+            k = t.count - 1 - held;
+        else
+            t.read(v, t.count - done);
+        leave(t, v, scale, k);
+        if (done == 0) continue;
+        u32 next = done + held;
+        if (next <= others) t.sync(); // the slot has been read
+        t.fetch(t.count - next - t.in_registers, t.count - next, next <= others);
+    }
 }
 
 // dbias of the team's tiles in the last row of tiles.
@@ -96,44 +141,18 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     t.to = {row, row_ld, row_rows, transposed, transposed_ld, transposed_rows};
     t.number = threadIdx.x / tile_threads, t.thread = threadIdx.x % tile_threads;
     t.rg = t.thread / groups, t.cg = t.thread % groups;
-    t.tiles = shared + t.number * held * tile_bytes;
+    t.from = shared + t.number * held * tile_bytes;
+    t.tiles = u32(__cvta_generic_to_shared(t.from));
     t.turned = shared + teams * held * tile_bytes + t.number * tile * tile;
     t.dbias_partials = dbias_partials, t.dbias_ld = dbias_ld;
     u32 tiles = u32(ceil_div(rows, tile) * ceil_div(cols, tile));
     t.first = blockIdx.x + t.number * gridDim.x, t.step = teams * gridDim.x;
     t.count = t.first < tiles ? (tiles - t.first + t.step - 1) / t.step : 0;
+    t.in_registers = may_use_registers && t.count > held;
 
-#pragma unroll 1
-    for (u32 k = 0; k < held; ++k) {
-        tile_place p = t.at(k);
-        if (k < t.count)
-            stage_tile(u32(__cvta_generic_to_shared(t.tiles)) + k * tile_bytes, t.m, p.top(),
-                       p.left(), t.thread);
-        copy_commit();
-    }
-    vec8<source_t> mine[patch] = {}, v[patch];
-    if (in_registers && t.count > held) t.load(mine, held);
     amax_of<source_t> amax;
-#pragma unroll 1
-    for (u32 k = 0; k < held; ++k) {
-        if (k + 1 == held)
-            copy_wait<0>();
-        else if (k + 2 == held)
-            copy_wait<1>();
-        else
-            copy_wait<2>();
-        t.sync();
-        if (k >= t.count) continue;
-        read_patch(v, t.tiles + k * tile_bytes, t.rg, t.cg);
-        look(t, amax, v, k);
-    }
-    if (in_registers && t.count > held) look(t, amax, mine, held);
-    keep_packed(mine);
-#pragma unroll 1
-    for (u32 k = kept; k < t.count; ++k) {
-        t.load(v, k);
-        look(t, amax, v, k);
-    }
+    vec8<source_t> kept[patch];
+    way_in(t, amax, kept);
 
     u32 best = block_max<threads>(amax.bits(), slots);
     bool bad = __syncthreads_or(amax.nonfinite());
@@ -146,18 +165,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     scale_pair pair = scale_from_amax<format, power_of_two>(largest);
     write_scales(scales, pair, largest);
 
-    if (in_registers && t.count > held) leave(t, mine, pair.scale, held);
-#pragma unroll 1
-    for (u32 k = t.count; k-- > kept;) {
-        t.load(v, k);
-        leave(t, v, pair.scale, k);
-    }
-#pragma unroll 1
-    for (u32 k = 0; k < held; ++k) {
-        if (k >= t.count) break;
-        read_patch(v, t.tiles + k * tile_bytes, t.rg, t.cg);
-        leave(t, v, pair.scale, k);
-    }
+    way_out(t, kept, pair.scale);
     if (dbias) finish_sums(t, dbias, accumulate);
     leave_grid(barrier, epoch);
 }

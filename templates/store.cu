@@ -4,6 +4,7 @@
 //
 // A CTA takes a segment of one row at a time. Accesses are as wide as the bases and leading dims allow (16
 // bytes down to one element); the columns past the last whole access go one by one.
+#include "ptx.cuh"
 #include "vec.cuh"
 
 using source_t = $source;
@@ -82,6 +83,7 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
     $entry(const source_t *source, i64 source_ld, const float *a_scales, i64 a_scales_step,
            const float *b_scales, i64 b_scales_step, const bf16 *bias, target_t *target,
            i64 target_ld, i64 rows, i64 cols) {
+    start_kernel(nullptr);
     const tensors t = {
         source, source_ld, a_scales, a_scales_step, {bias, b_scales, b_scales_step, 1},
         target, target_ld, rows,     cols};

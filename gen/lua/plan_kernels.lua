@@ -260,6 +260,7 @@ local function plain_kernel(kind_name, semantics, format)
         cluster = 1,
         shared_bytes = kind.shared_bytes and kind.shared_bytes(semantics) or 0,
         cooperative = kind.cooperative,
+        overlaps = not kind.cooperative or nil, -- start_kernel waits
     }
 end
 -- The kernels of one bundle. Returns the list, a function that adds a kernel of a kind, and one that adds

@@ -193,18 +193,12 @@ static double seconds_of(clockid_t clock)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* Under ASan the compiler's own allocations go through the sanitizer; the plain build judges the time. */
-#ifdef __SANITIZE_ADDRESS__
-static const double limit = 20.0; /* of the processor's time */
-#else
-static const double limit = 5.0;
-#endif
-
 /* A kernel that takes long to compile makes every first build slow. The limit is for loaded machines;
  * the aim is half a second alone. */
 static void test_cold_compilation(void **state)
 {
     (void)state;
+    static const double limit = 5.0; /* of the processor's time */
     static const char spec[] = "return model \"m\" { layers = { linear \"a\" { in_features = 4096, "
                                "out_features = 4096 } } }";
     struct gen_plan *plan;

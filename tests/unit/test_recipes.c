@@ -113,6 +113,10 @@ static void test_fused(void **state)
     json_t *fused = json_object_get(amax, "alternative");
     json_t *kernel = named(kernels, string_of(fused, "kernel"));
     assert_true(json_is_true(json_object_get(kernel, "cooperative")));
+    assert_null(json_object_get(kernel, "overlaps"));
+    kernel = named(kernels, string_of(amax, "kernel"));
+    assert_null(json_object_get(kernel, "cooperative"));
+    assert_true(json_is_true(json_object_get(kernel, "overlaps")));
     assert_true(integer_of(kernel, "shared_bytes") <= 227 * 1024);
     assert_int_equal(integer_of(fused, "elements_per_sm"), 131072);
     expect_text(fused, "epoch", "epoch");
