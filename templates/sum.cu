@@ -4,6 +4,7 @@
 // Sums are fp32 and rounded once to the dtype in which gradients are reduced, so that one part alone
 // (parts = 1) is what a collective has summed. A CTA takes a segment of one row at a time; the parts of an
 // access are read one after the other, those of all accesses together.
+#include "ptx.cuh"
 #include "vec.cuh"
 
 using source_t = $source;
@@ -85,6 +86,7 @@ __device__ __forceinline__ void sum_rows(task t, i64 source_ld, target_t *target
 extern "C" __global__ void __launch_bounds__(threads, 4)
     $entry(const source_t *source, i64 part_stride, i64 source_ld, i64 parts, target_t *target,
            i64 target_ld, i64 rows, i64 cols, int average, int accumulate) {
+    start_kernel(nullptr);
     constexpr int widest = 16 / sizeof(target_t);
     task t = {source, part_stride, parts, average ? 1.0f / float(parts) : 1.0f, accumulate != 0};
     int width = access_bytes<target_t>(target, rows > 1 ? target_ld : 0) / int(sizeof(target_t));
