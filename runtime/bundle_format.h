@@ -29,8 +29,8 @@
  *   kernels         array of kernel records
  *   layers          array of layer records, in spec order
  *   collectives     absent for one rank; for people: what every rank issues in one step, in order:
- *                   [{ "op": "all_reduce_max"|"all_gather"|"reduce_scatter", "pass", "layers":
- *                   [names], "bytes" (a rank sends, or gives to the sum), "dtype",
+ *                   [{ "op": "all_reduce_max"|"all_gather"|"reduce_scatter", "pass" (or "advance": of
+ *                   the histories), "layers": [names], "bytes" (a rank sends, or gives to the sum), "dtype",
  *                   "seconds" (null: not known) }]
  *   digest          xxh128 of the manifest's compact form (json_dumps JSON_COMPACT|JSON_SORT_KEYS)
  *                   with this key removed
@@ -103,7 +103,7 @@
  *                   "format": "hybrid" | "e4m3" (the last three recipes: "e4m3"),
  *                   "power_of_two": bool }; delayed also has
  *                 { "history_length": 1..65536, "algo": "max" | "most_recent", "margin": 0..8,
- *                   "calibrate": bool }
+ *                   "calibrate": bool, "amax_group": "rank" | "fsdp" }
  *   compute       "fp8" | "bf16": with "bf16" there are no operands; the products read the caller's
  *                 tensors x, w and dy
  *   bias          bool

@@ -304,6 +304,11 @@ typedef struct fp8_model_update_args {
 
 FP8_API fp8_status fp8_model_update(fp8_model *model, const fp8_model_update_args *args);
 
+/* fp8_state_advance for a state of this model's layers. Where their spec says amax_group = "fsdp", the amaxes
+ * are first reduced over the ranks, all of the state in one all-reduce: every rank calls it, with states alike,
+ * whether or not it had tokens. FP8_ERR_ARGUMENT: of another context, or the model has no communicator. */
+FP8_API fp8_status fp8_model_advance(fp8_model *model, fp8_state *state, fp8_stream stream);
+
 /* Starts the gather of the layer's group for a pass (FP8_PASS_FPROP or FP8_PASS_DGRAD) unless it is under
  * way or there, on the model's stream. The passes do this themselves, one group ahead. All ranks do it in
  * the same order. If no slot is free it does nothing: the pass that needs the weight gathers then. */

@@ -5,7 +5,8 @@
  * A pass reads the scale of its tensor there and notes the tensor's amax (the largest over all calls
  * since the last step, so micro-batches may come in any order and a recompute in backward changes
  * nothing); once an optimizer step, fp8_state_advance moves these amaxes into the history and makes the
- * next scales, all tensors in one launch. In between, a caller may reduce the amaxes over ranks:
+ * next scales, all tensors in one launch. In between, a caller may reduce the amaxes over ranks (where the
+ * spec says amax_group = "fsdp", fp8_model_advance of fp8_model.h does both):
  *
  *     call.state = state, call.state_layer = i;            every pass of the i-th layer of the list
  *     fp8_state_running(state, &amaxes, &count);           all-reduce (max) of fp32, by any communicator
@@ -29,8 +30,8 @@
 extern "C" {
 #endif
 
-/* For a list of layers of recipe "delayed", all of one context and with the same history_length, algo and
- * power_of_two; a layer may occur in it many times, once for each weight that it serves. The layers must
+/* For a list of layers of recipe "delayed", all of one context and with the same history_length, algo,
+ * power_of_two and amax_group; a layer may occur in it many times, once for each weight that it serves. The layers must
  * outlive the state. All histories are empty. Blocks; allocates device memory.
  * FP8_ERR_ARGUMENT: a layer of another recipe, or layers that differ; FP8_ERR_MEMORY; FP8_ERR_CUDA. */
 FP8_API fp8_status fp8_state_create(const fp8_layer *const *layers, int32_t count,
@@ -38,7 +39,7 @@ FP8_API fp8_status fp8_state_create(const fp8_layer *const *layers, int32_t coun
 FP8_API void fp8_state_destroy(fp8_state *state);
 
 /* An optimizer step: the amaxes noted since the last one become an entry of the history, and the scales
- * follow. One launch, asynchronous. */
+ * follow. One launch, asynchronous. Reduces nothing over ranks, whatever amax_group is. */
 FP8_API fp8_status fp8_state_advance(fp8_state *state, fp8_stream stream);
 
 /* The amaxes noted since the last step: fp32[*count] in device memory, -1 for a tensor that did not run;

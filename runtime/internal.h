@@ -403,6 +403,7 @@ struct fp8_recipe {
     bool power_of_two;
     bool calibrate; /* delayed, as all below */
     bool most_recent;
+    bool shares_amaxes; /* amax_group "fsdp" */
     int32_t margin;
     int64_t history_length;
 };
@@ -627,6 +628,7 @@ struct fp8_state {
     int64_t length;  /* of the history */
     bool most_recent;
     bool power_of_two;
+    bool shares_amaxes;
     const struct fp8_layer **layers;
     void *memory; /* of the device; all below lies in it */
     float *scale;

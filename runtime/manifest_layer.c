@@ -147,11 +147,14 @@ static fp8_status read_history(struct fp8_reader *reader, const json_t *object,
                                struct fp8_recipe *recipe)
 {
     static const char *const algorithms[] = { "max", "most_recent" };
-    int word = 0;
+    static const char *const groups[] = { "rank", "fsdp" };
+    int word = 0, group = 0;
     int64_t margin = 0;
     FP8_TRY(fp8_read_integer(reader, object, "history_length", 1, 65536, &recipe->history_length));
     FP8_TRY(fp8_read_word(reader, object, "algo", algorithms, 2, &word));
     recipe->most_recent = word == 1;
+    FP8_TRY(fp8_read_word(reader, object, "amax_group", groups, 2, &group));
+    recipe->shares_amaxes = group == 1;
     FP8_TRY(fp8_read_integer(reader, object, "margin", 0, FP8_MOST_MARGIN, &margin));
     recipe->margin = (int32_t)margin;
     return fp8_read_bool(reader, object, "calibrate", &recipe->calibrate);
@@ -161,8 +164,9 @@ static fp8_status read_recipe(struct fp8_reader *reader, const json_t *record,
                               struct fp8_layer_plan *plan)
 {
     static const char *const keys[] = { "name", "format", "power_of_two", NULL };
-    static const char *const delayed_keys[] = { "name", "format", "power_of_two", "history_length",
-                                                "algo", "margin", "calibrate",    NULL };
+    static const char *const delayed_keys[] = { "name",           "format",     "power_of_two",
+                                                "history_length", "algo",       "margin",
+                                                "calibrate",      "amax_group", NULL };
     static const char *const formats[] = { "hybrid", "e4m3" };
     struct fp8_recipe *recipe = &plan->recipe;
     const json_t *object;

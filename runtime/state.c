@@ -108,10 +108,10 @@ static fp8_status check_layer(const struct fp8_layer *first, const struct fp8_la
                         "state for each",
                         index);
     if (a->history_length != b->history_length || a->most_recent != b->most_recent ||
-        a->power_of_two != b->power_of_two)
+        a->power_of_two != b->power_of_two || a->shares_amaxes != b->shares_amaxes)
         return fp8_fail(FP8_ERR_ARGUMENT,
-                        "state_create: layers[%d], '%s', has another history_length, algo or "
-                        "power_of_two than layers[0], '%s'; make a state for each",
+                        "state_create: layers[%d], '%s', has another history_length, algo, "
+                        "power_of_two or amax_group than layers[0], '%s'; make a state for each",
                         index, plan->name, first->plan->name);
     return FP8_OK;
 }
@@ -166,6 +166,7 @@ fp8_status fp8_state_create(const fp8_layer *const *layers, int32_t count, fp8_s
     made->length = plan->recipe.history_length;
     made->most_recent = plan->recipe.most_recent;
     made->power_of_two = plan->recipe.power_of_two;
+    made->shares_amaxes = plan->recipe.shares_amaxes;
     size_t bytes = (size_t)count * sizeof *made->layers;
     made->layers = fp8_allocate(bytes);
     if (made->layers) {

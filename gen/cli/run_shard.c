@@ -464,7 +464,7 @@ static int advance(struct shard_rank *s)
     fp8_status status = FP8_OK;
     for (int i = 0; !status && i < s->count; i++) {
         if (s->layers[i].state)
-            status = fp8_state_advance(s->layers[i].state, s->rank->device.stream);
+            status = fp8_model_advance(s->model, s->layers[i].state, s->rank->device.stream);
     }
     return status ? cli_fp8_failed(status, "rank %d: scales of the next step", s->rank->rank)
                   : CLI_DONE;

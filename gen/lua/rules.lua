@@ -115,11 +115,22 @@ the recipes 'current', 'delayed' and 'block'"):format(layer.name, layer.recipe.n
     end
 end
 
+-- One rank has no others to share its amaxes with.
+local function lone_amaxes(state, record, own, model, layer)
+    if state.ranks > 1 or layer.compute == "bf16" or layer.recipe.amax_group ~= "fsdp" then return end
+    state.report:value(giver(state, record, own, model, "recipe"), "recipe", {
+        message = ("layer '%s' shares its amaxes over fsdp, which has one rank"):format(layer.name or "?"),
+        hint = "give the model mesh = { fsdp = ... }, or leave amax_group out; other ranks of yours share \z
+amaxes by an all-reduce of fp8_state_running",
+    })
+end
+
 -- own, model: the values that the layer and the model gave; layer: with defaults and overrides.
 function M.layer(state, record, own, model, layer, refused)
     if layer.compute == refused or layer.recipe == refused or not layer.recipe then return end
     if layer.compute == "bf16" then bf16_layer(state, record, own, model, layer, refused) end
     fixed_accumulation(state, record, own, model, layer, refused)
+    lone_amaxes(state, record, own, model, layer)
     if state.ranks > 1 and layer.name then sharded_layer(state, record, own, model, layer) end
 end
 

@@ -133,6 +133,11 @@ local function hybrid_format()
     }
 end
 
+local tensor_amaxes = {
+    "layers cut along their features are not in this version: there is no tensor axis",
+    'use "fsdp"; ranks that you cut yourself share amaxes by an all-reduce of fp8_state_running',
+}
+
 -- Of recipes whose scales are so many that no tensor needs the range of E5M2.
 local function e4m3_format(recipe)
     local why = ("recipe '%s' has E4M3 alone: its many scales give the range that E5M2 is for, and \z
@@ -226,6 +231,15 @@ schema.scopes = {
         {
             name = "calibrate", type = "boolean", default = false,
             doc = "a tensor without a history takes its own amax, not scale 1",
+        },
+        {
+            name = "amax_group", type = "choice", choices = { "rank", "fsdp" }, default = "rank",
+            doc = "ranks whose amaxes become one history, by a maximum once a step: each its own, or all of fsdp",
+            refused = {
+                tensor = tensor_amaxes,
+                world = { "the world is the fsdp axis in this version", 'write "fsdp"' },
+                none = { "unknown value 'none' for 'amax_group'", 'write "rank": each rank has its own' },
+            },
         },
         power_of_two(false),
     },

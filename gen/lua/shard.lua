@@ -188,6 +188,13 @@ function shard.collectives(model, format)
         if model.shard.backward == "gather" then gather("dgrad", groups[g]) end
         for at = #groups[g], 1, -1 do reduce(groups[g][at]) end
     end
+    local histories = {} -- x, w and dy of each
+    for i, layer in ipairs(layers) do
+        if layer.compute ~= "bf16" and layer.recipe.amax_group == "fsdp" then
+            histories[#histories + 1] = i
+        end
+    end
+    if #histories > 0 then add("all_reduce_max", "advance", histories, #histories * 3 * 4, "fp32") end
     return list
 end
 

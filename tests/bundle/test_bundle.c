@@ -185,12 +185,12 @@ static const struct change changes[] = {
     { "layers.0.recipe",
       "{\"name\": \"delayed\", \"format\": \"hybrid\", \"power_of_two\": false, "
       "\"history_length\": "
-      "0, \"algo\": \"max\", \"margin\": 0, \"calibrate\": false}",
+      "0, \"algo\": \"max\", \"margin\": 0, \"calibrate\": false, \"amax_group\": \"rank\"}",
       "'history_length' is 0" },
     { "layers.0.recipe",
       "{\"name\": \"delayed\", \"format\": \"hybrid\", \"power_of_two\": false, "
       "\"history_length\": "
-      "4, \"algo\": \"max\", \"margin\": 0, \"calibrate\": false}",
+      "4, \"algo\": \"max\", \"margin\": 0, \"calibrate\": false, \"amax_group\": \"rank\"}",
       "'roll' names no kernel" },
     { "layers.0.roll", "\"amax_bf16\"", "'roll' belongs to recipe 'delayed'" },
     { "layers.0.transpose", "\"amax_bf16\"", "implements 'amax', not 'transpose'" },
