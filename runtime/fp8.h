@@ -187,15 +187,18 @@ typedef struct fp8_operand {
                        * the contents, not the operand: see fp8_weight_args */
     uint64_t evaluated; /* of a weight scaled by a state: 1 if FP8_CALL_EVALUATE filled it, so that
                          * the state was not told its amax; else 0 */
-    uint64_t reserved[3];
+    const float
+        *scales; /* NULL: in data, as below. Else the part lies there instead, in memory of whoever
+                          * set it; a call that fills the operand puts it back into data */
+    uint64_t reserved[2];
 } fp8_operand;
 
 #define FP8_OPERAND_INIT                                                                           \
     {                                                                                              \
         sizeof(fp8_operand), FP8_ROLE_NONE, NULL, 0, FP8_DTYPE_NONE, 0, FP8_SCALING_TENSOR,        \
-            FP8_SCALING_TENSOR, 0, 0, 0, 0,                                                        \
+            FP8_SCALING_TENSOR, 0, 0, 0, 0, NULL,                                                  \
         {                                                                                          \
-            0, 0, 0                                                                                \
+            0, 0                                                                                   \
         }                                                                                          \
     }
 

@@ -237,7 +237,8 @@ static fp8_status take_slot(fp8_model *model, int index, bool needed)
 
 /* ---- gathering ---- */
 
-/* Scales and the pad rows that no rank brings, then the part of the gather. */
+/* The pad rows that no rank brings, then the parts of the gather. The scale of a tensor is the same in all
+ * shards and is read in ours: a copy of it would be a kernel that waits for SMs behind a product. */
 static fp8_status prepare_weight(fp8_model *model, struct fp8_model_weight *weight, uint8_t *slot,
                                  fp8_gather_part *parts, size_t *count)
 {
@@ -245,8 +246,7 @@ static fp8_status prepare_weight(fp8_model *model, struct fp8_model_weight *weig
     fp8_operand_fill(&weight->operand, weight->plan, FP8_ROLE_W, 0, FP8_COPY_ROW, model->version);
     fp8_operand_view view;
     FP8_TRY(fp8_operand_parts(&weight->operand, &view));
-    FP8_TRY(fp8_copy_bytes(model->context, view.scales, weight->shard_memory, FP8_PART_ALIGN,
-                           model->stream));
+    weight->operand.scales = (const float *)(const void *)weight->shard_memory;
     const int64_t brought = model->ranks * shard->chunk;
     const int64_t padded = fp8_round_up(weight->plan->out_features, FP8_PAD_ROWS);
     FP8_TRY(fp8_zero_2d(model->context, view.row + brought * view.row_ld, view.row_ld, view.row_ld,

@@ -85,7 +85,7 @@ void fp8_operand_layout(const fp8_operand *operand, fp8_operand_view *view)
 {
     uint8_t *at = operand->data;
     memset(view, 0, sizeof *view);
-    view->scales = (float *)(void *)at;
+    view->scales = operand->scales ? (float *)(uintptr_t)operand->scales : (float *)(void *)at;
     at += FP8_PART_ALIGN;
     struct copy row = copy_of(operand->row_scaling, operand->rows, operand->cols);
     struct copy transposed = copy_of(operand->transposed_scaling, operand->cols, operand->rows);
@@ -130,6 +130,7 @@ void fp8_operand_fill(fp8_operand *operand, const struct fp8_layer_plan *plan, f
     operand->cols = shape.cols;
     operand->version = version;
     operand->evaluated = 0;
+    operand->scales = NULL;
 }
 
 void fp8_operand_clear(fp8_operand *operand)
@@ -143,6 +144,7 @@ void fp8_operand_clear(fp8_operand *operand)
     operand->cols = 0;
     operand->version = 0;
     operand->evaluated = 0;
+    operand->scales = NULL;
 }
 
 fp8_status fp8_operand_parts(const fp8_operand *operand, fp8_operand_view *view)
@@ -157,7 +159,7 @@ fp8_status fp8_operand_parts(const fp8_operand *operand, fp8_operand_view *view)
                         "operand_parts: operand->size is %u, this library's is %zu; start from "
                         "FP8_OPERAND_INIT",
                         operand->size, sizeof *operand);
-    if (operand->reserved[0] | operand->reserved[1] | operand->reserved[2])
+    if (operand->reserved[0] | operand->reserved[1])
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "operand_parts: operand->reserved is not 0; start from FP8_OPERAND_INIT");
     if (operand->copies & ~(uint32_t)FP8_COPY_BOTH)

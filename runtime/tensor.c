@@ -123,7 +123,7 @@ fp8_status fp8_check_operand_struct(const char *call, const char *name, const fp
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "%s: %s->size is %u, this library's is %zu; start from FP8_OPERAND_INIT",
                         call, name, operand->size, sizeof *operand);
-    if (operand->reserved[0] | operand->reserved[1] | operand->reserved[2])
+    if (operand->reserved[0] | operand->reserved[1])
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s->reserved is not 0; start from FP8_OPERAND_INIT",
                         call, name);
     return FP8_OK;

@@ -52,7 +52,8 @@ class Operand(ctypes.Structure):
         ("cols", c_int64),
         ("version", c_uint64),
         ("evaluated", c_uint64),
-        ("reserved", c_uint64 * 3),
+        ("scales", c_void_p),
+        ("reserved", c_uint64 * 2),
     ]
 
 
