@@ -184,11 +184,15 @@ static fp8_status open_cubin(struct fp8_bundle *bundle, struct fp8_kernel *kerne
     char *path = join(bundle->path, cubin->file);
     if (!path)
         return fp8_fail_memory("a path", strlen(bundle->path));
+    double start = fp8_clock();
     fp8_status status = read_file(path, &data, &size);
     if (status == FP8_OK)
         status = check_cubin(path, cubin, data, size);
+    double read = fp8_clock();
     if (status == FP8_OK && load)
         status = load_kernel(bundle, kernel, data);
+    bundle->seconds.files += read - start;
+    bundle->seconds.kernels += fp8_clock() - read;
     fp8_release(data);
     fp8_release(path);
     return status;
@@ -218,6 +222,7 @@ static fp8_status open_kernels(struct fp8_bundle *bundle)
 static fp8_status open_into(struct fp8_bundle *bundle, const char *path)
 {
     size_t length = 0;
+    const double start = fp8_clock();
     bundle->path = fp8_arena_copy(&bundle->arena, path);
     if (!bundle->path)
         return fp8_fail_memory("a bundle", strlen(path));
@@ -228,6 +233,7 @@ static fp8_status open_into(struct fp8_bundle *bundle, const char *path)
     if (status == FP8_OK)
         status = fp8_manifest_parse(file, bundle->text, length, &bundle->arena, &bundle->manifest);
     fp8_release(file);
+    bundle->seconds.manifest = fp8_clock() - start;
     if (status != FP8_OK)
         return status;
     struct fp8_uncaptured entered;
@@ -253,8 +259,12 @@ fp8_status fp8_bundle_open(fp8_context *context, const char *path, fp8_bundle **
         fp8_bundle_close(made);
         return fp8_report(context, status);
     }
-    fp8_log_write(&context->log, FP8_LOG_INFO, "bundle %s: %d layers, %d kernels", path,
-                  made->manifest.layer_count, made->manifest.kernel_count);
+    fp8_log_write(&context->log, FP8_LOG_INFO,
+                  "bundle %s: %d layers, %d kernels (manifest %.2f ms, files %.2f ms, loading %.2f "
+                  "ms)",
+                  path, made->manifest.layer_count, made->manifest.kernel_count,
+                  1e3 * made->seconds.manifest, 1e3 * made->seconds.files,
+                  1e3 * made->seconds.kernels);
     *bundle = made;
     return FP8_OK;
 }

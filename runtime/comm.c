@@ -45,13 +45,6 @@ fp8_status fp8_comm_fail_locked(fp8_comm *comm, fp8_status status, const char *w
     return fp8_comm_failure_locked(comm);
 }
 
-double fp8_comm_clock(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
 void fp8_comm_sleep(double seconds)
 {
     struct timespec time = { (time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9) };

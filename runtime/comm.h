@@ -65,8 +65,6 @@ void fp8_comm_setup(fp8_comm *comm, const struct fp8_transport *transport, fp8_c
 fp8_status fp8_comm_fail_locked(fp8_comm *comm, fp8_status status, const char *why);
 /* The failure so far as an error of this thread; the lock is held. */
 fp8_status fp8_comm_failure_locked(const fp8_comm *comm);
-/* Seconds on the clock that timeouts use. */
-double fp8_comm_clock(void);
 void fp8_comm_sleep(double seconds);
 
 /* comm_local.c: the only rank of a communicator of its own. */

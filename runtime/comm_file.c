@@ -141,7 +141,7 @@ static fp8_status give(const fp8_comm_options *options, double timeout, struct l
                        uint64_t *numbers, bool *there)
 {
     const size_t bytes = sizeof *letter + (size_t)options->ranks * sizeof *numbers;
-    const double end = fp8_comm_clock() + timeout;
+    const double end = fp8_clock() + timeout;
     for (;;) {
         int32_t taken = 1;
         bool changed = false;
@@ -161,7 +161,7 @@ static fp8_status give(const fp8_comm_options *options, double timeout, struct l
             break;
         if (changed)
             FP8_TRY(put_file(options->file, -1, letter, bytes));
-        if (fp8_comm_clock() > end)
+        if (fp8_clock() > end)
             return not_all(options, timeout, there);
         fp8_comm_sleep(0.002);
     }
@@ -177,7 +177,7 @@ static fp8_status take(const fp8_comm_options *options, double timeout, struct l
                        const uint64_t *numbers, fp8_comm_id *id)
 {
     const size_t bytes = sizeof *letter + (size_t)options->ranks * sizeof *numbers;
-    const double end = fp8_comm_clock() + timeout;
+    const double end = fp8_clock() + timeout;
     struct note note = { .number = 0 };
     memcpy(note.magic, magic, sizeof magic);
     while (note.number == 0) {
@@ -188,7 +188,7 @@ static fp8_status take(const fp8_comm_options *options, double timeout, struct l
     while (get_file(options->file, -1, letter, bytes) != bytes ||
            memcmp(letter->magic, magic, sizeof magic) != 0 ||
            letter->ranks != (uint64_t)options->ranks || numbers[options->rank] != note.number) {
-        if (fp8_comm_clock() > end)
+        if (fp8_clock() > end)
             return fp8_fail(FP8_ERR_TIMEOUT,
                             "comm_create: rank %d of %d waited %.3g s at %s for rank 0; start all "
                             "ranks with the same file, or look why rank 0 ended",

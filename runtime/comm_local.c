@@ -60,7 +60,7 @@ struct local {
 
 static struct timespec deadline_of(double seconds)
 {
-    double end = fp8_comm_clock() + seconds;
+    double end = fp8_clock() + seconds;
     struct timespec time = { (time_t)end, (long)((end - (double)(time_t)end) * 1e9) };
     return time;
 }

@@ -64,7 +64,7 @@ static fp8_status fail_late(struct nccl *nccl, const char *what)
  * collective within some 10 us, less than a sleep takes, so the first millisecond only yields. */
 fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what)
 {
-    const double start = fp8_comm_clock();
+    const double start = fp8_clock();
     /* Some calls on a non-blocking communicator say success and are still under way. */
     if (result == FP8_NCCL_SUCCESS && nccl->comm.is_owned)
         result = FP8_NCCL_IN_PROGRESS;
@@ -75,7 +75,7 @@ fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what)
             result = state;
         if (result != FP8_NCCL_IN_PROGRESS)
             break;
-        const double waited = fp8_comm_clock() - start;
+        const double waited = fp8_clock() - start;
         if (waited > nccl->comm.timeout)
             return fail_late(nccl, what);
         if (waited < 1e-3)
@@ -95,7 +95,7 @@ static fp8_status poll_events(struct nccl *nccl)
     while (nccl->count > 0) {
         CUresult query = driver->event_query(nccl->pending[nccl->head].event);
         if (query == CUDA_ERROR_NOT_READY) {
-            if (fp8_comm_clock() - nccl->head_since > comm->timeout)
+            if (fp8_clock() - nccl->head_since > comm->timeout)
                 return fail_late(nccl, nccl->pending[nccl->head].label);
             return FP8_OK;
         }
@@ -105,7 +105,7 @@ static fp8_status poll_events(struct nccl *nccl)
         }
         nccl->head = (nccl->head + 1) % PENDING;
         nccl->count--;
-        nccl->head_since = fp8_comm_clock();
+        nccl->head_since = fp8_clock();
     }
     return FP8_OK;
 }
@@ -146,7 +146,7 @@ static fp8_status remember(struct nccl *nccl, fp8_stream stream)
     if (nccl->count == PENDING) /* the newest is recorded anew: it stands for both */
         nccl->count--;
     if (nccl->count == 0)
-        nccl->head_since = fp8_comm_clock();
+        nccl->head_since = fp8_clock();
     struct pending *pending = &nccl->pending[(nccl->head + nccl->count) % PENDING];
     snprintf(pending->label, sizeof pending->label, "%s", nccl->comm.label);
     if (result == CUDA_SUCCESS)
@@ -309,7 +309,7 @@ static fp8_status nccl_poll(fp8_comm *comm)
 static fp8_status check_graphs(struct nccl *nccl, double start)
 {
     fp8_comm *comm = &nccl->comm;
-    if (!nccl->captured || fp8_comm_clock() - start <= comm->timeout)
+    if (!nccl->captured || fp8_clock() - start <= comm->timeout)
         return FP8_OK;
     pthread_mutex_lock(&comm->lock);
     fp8_status status = fail_late(nccl, "a CUDA graph with collectives (or the stream it is on)");
@@ -320,7 +320,7 @@ static fp8_status check_graphs(struct nccl *nccl, double start)
 static fp8_status nccl_wait(fp8_comm *comm, fp8_stream stream)
 {
     const struct fp8_driver *driver = comm->context->driver;
-    const double start = fp8_comm_clock();
+    const double start = fp8_clock();
     for (int tries = 0;; tries++) {
         CUresult query = driver->stream_query(stream);
         if (query != CUDA_SUCCESS && query != CUDA_ERROR_NOT_READY)

@@ -33,6 +33,9 @@ void fp8_log_setup(struct fp8_log *log, const fp8_context_options *options);
 void fp8_log_write(const struct fp8_log *log, fp8_log_level level, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Seconds, for timeouts and for what is logged. */
+double fp8_clock(void);
+
 /* ---- context (context.c) ---- */
 
 struct fp8_driver;
@@ -473,6 +476,9 @@ struct fp8_bundle {
     char *path;
     char *text; /* of the manifest */
     struct fp8_manifest manifest;
+    struct {
+        double manifest, files, kernels;
+    } seconds; /* that opening it took */
 };
 
 /* ---- kernels (kernel.c) ---- */

@@ -110,6 +110,7 @@ fp8_status fp8_layer_create(fp8_bundle *bundle, const char *name, fp8_layer **la
     }
     if (!plan)
         return fp8_report(bundle->context, no_layer(bundle, name));
+    const double start = fp8_clock();
     struct fp8_layer *made = fp8_allocate(sizeof *made);
     if (!made)
         return fp8_report(bundle->context, fp8_fail_memory("a layer", sizeof *made));
@@ -127,6 +128,8 @@ fp8_status fp8_layer_create(fp8_bundle *bundle, const char *name, fp8_layer **la
         return fp8_report(bundle->context, status);
     }
     made->workspace_bytes = workspace_bytes(made, plan->max_tokens);
+    fp8_log_write(&made->context->log, FP8_LOG_INFO, "layer '%s' made in %.2f ms", plan->name,
+                  1e3 * (fp8_clock() - start));
     *layer = made;
     return FP8_OK;
 }

@@ -14,7 +14,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "runtime/internal.h"
 
@@ -39,12 +38,19 @@ struct record {
     char message[1024];
 };
 
+/* A path that a thread is opening; on its stack. */
+struct opening {
+    struct opening *next;
+    const char *path;
+};
+
 struct fp8_registry {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     fp8_provider provider;
     void *provider_user;
     struct open_bundle *bundles; /* in the order in which they came */
+    struct opening *opening;
     struct record *records;
     _Atomic(struct record *)
         ready; /* those that are; they stay, so they are read without the lock */
@@ -237,33 +243,50 @@ static fp8_bundle *find_path(const struct fp8_registry *registry, const char *pa
     return NULL;
 }
 
+static bool is_opening(const struct fp8_registry *registry, const char *path)
+{
+    const struct opening *at = registry->opening;
+    while (at && strcmp(at->path, path) != 0)
+        at = at->next;
+    return at != NULL;
+}
+
+static void end_opening(struct fp8_registry *registry, const struct opening *mine)
+{
+    struct opening **at = &registry->opening;
+    while (*at != mine)
+        at = &(*at)->next;
+    *at = mine->next;
+    pthread_cond_broadcast(&registry->changed);
+}
+
+/* One thread opens a path, the others that want it wait. Where that fails each tries for itself. */
 static fp8_status open_path(fp8_context *context, const char *path, fp8_bundle **bundle)
 {
     struct fp8_registry *registry = context->registry;
+    struct opening mine = { .path = path };
     pthread_mutex_lock(&registry->lock);
-    *bundle = find_path(registry, path);
-    pthread_mutex_unlock(&registry->lock);
-    if (*bundle)
+    while (!(*bundle = find_path(registry, path)) && is_opening(registry, path))
+        pthread_cond_wait(&registry->changed, &registry->lock);
+    if (*bundle) {
+        pthread_mutex_unlock(&registry->lock);
         return FP8_OK;
-    fp8_bundle *opened;
-    FP8_TRY(fp8_bundle_open(context, path, &opened));
-    pthread_mutex_lock(&registry->lock);
-    *bundle = find_path(registry, path); /* another description may have brought it meanwhile */
-    fp8_status status = *bundle ? FP8_OK : add_bundle(registry, opened, false);
-    if (!*bundle && status == FP8_OK) {
-        *bundle = opened;
-        opened = NULL;
     }
+    mine.next = registry->opening;
+    registry->opening = &mine;
     pthread_mutex_unlock(&registry->lock);
-    fp8_bundle_close(opened);
+    fp8_bundle *opened = NULL;
+    fp8_status status = fp8_bundle_open(context, path, &opened);
+    pthread_mutex_lock(&registry->lock);
+    if (status == FP8_OK)
+        status = add_bundle(registry, opened, false);
+    end_opening(registry, &mine);
+    pthread_mutex_unlock(&registry->lock);
+    if (status == FP8_OK)
+        *bundle = opened;
+    else
+        fp8_bundle_close(opened);
     return status;
-}
-
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
 static void warn_unprepared(const fp8_context *context, const fp8_bundle *bundle,
@@ -289,14 +312,14 @@ static fp8_status provide(fp8_context *context, const fp8_layer_description *d, 
                           fp8_bundle **bundle)
 {
     char path[PATH_BYTES];
-    int64_t start = now_ms();
+    const double start = fp8_clock();
     fp8_status status = FP8_ERR_BUNDLE;
     for (int tries = 0; tries < 2 && status == FP8_ERR_BUNDLE; tries++) {
         FP8_TRY(call_provider(context, d, path));
         status = open_path(context, path, bundle);
     }
     if (status == FP8_OK && !preparing)
-        warn_unprepared(context, *bundle, d, now_ms() - start);
+        warn_unprepared(context, *bundle, d, (int64_t)(1e3 * (fp8_clock() - start)));
     return status;
 }
 

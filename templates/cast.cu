@@ -45,22 +45,25 @@ extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 
     if (!start_kernel(when)) return;
     tile_walk<false> here(rows, cols);
     tile_source<source_t> in = {make_matrix(source, source_ld, rows, cols), shared};
-    in.fetch(here);
     copy_target to = {row, row_ld, row_rows, transposed, transposed_ld, transposed_rows};
     int rg = threadIdx.x / groups, cg = threadIdx.x % groups;
 
-    bool own = fresh && *fresh != 0; // the scale is made of the tensor's own amax
-    float given = own ? largest_partial<threads>(partials, n_partials, slots) : *known;
-    bool is_amax = own || known_is_amax;
-    scale_pair pair = {given, __fdiv_rn(1.0f, given)};
-    if (is_amax) {
-        given = usable_amax(given);
-        pair = scale_from_amax<format, power_of_two, margin>(given);
-    }
-    write_scales(scales, pair, is_amax ? given : 0.0f);
-
+    scale_pair pair;
     amax_of<source_t> seen;
-    while (here.inside()) {
+    for (bool first = true; here.inside(); first = false) {
+        if (!first) __syncthreads();
+        in.fetch(here);
+        if (first) {                         // while the tile comes
+            bool own = fresh && *fresh != 0; // the scale is made of the tensor's own amax
+            float given = own ? largest_partial<threads>(partials, n_partials, slots) : *known;
+            bool is_amax = own || known_is_amax;
+            pair = {given, __fdiv_rn(1.0f, given)};
+            if (is_amax) {
+                given = usable_amax(given);
+                pair = scale_from_amax<format, power_of_two, margin>(given);
+            }
+            write_scales(scales, pair, is_amax ? given : 0.0f);
+        }
         i64 top = here.top(), left = here.left();
         vec8<source_t> v[patch];
         uint2 q[patch];
@@ -83,9 +86,6 @@ extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 
             store_transposed(to, shared, top, left, threadIdx.x);
         }
         here.next();
-        if (!here.inside()) break;
-        __syncthreads();
-        in.fetch(here);
     }
     write_running(seen, slots, amax, found_inf);
 }

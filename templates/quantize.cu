@@ -25,16 +25,18 @@ extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 
     if (!start_kernel(when)) return;
     tile_walk<true> here(rows, cols);
     tile_source<source_t> in = {make_matrix(source, source_ld, rows, cols), shared};
-    in.fetch(here);
     copy_target to = {row, row_ld, row_rows, transposed, transposed_ld, transposed_rows};
     int rg = threadIdx.x / groups, cg = threadIdx.x % groups;
 
-    float amax =
-        largest_partial<threads>(partials, n_partials, slots); // while the first tiles come
-    scale_pair pair = scale_from_amax<format, power_of_two>(amax);
-    write_scales(scales, pair, amax);
-
-    while (here.inside()) {
+    scale_pair pair;
+    for (bool first = true; here.inside(); first = false) {
+        if (!first) __syncthreads();
+        in.fetch(here);
+        if (first) { // while the tile comes
+            float amax = largest_partial<threads>(partials, n_partials, slots);
+            pair = scale_from_amax<format, power_of_two>(amax);
+            write_scales(scales, pair, amax);
+        }
         i64 top = here.top(), left = here.left();
         vec8<source_t> v[patch];
         uint2 q[patch];
@@ -52,8 +54,5 @@ extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 
         if (dbias && here.i == 0 && threadIdx.x < tile && left + threadIdx.x < cols)
             finish_sum(dbias, dbias_partials, dbias_ld, here.rows, left + threadIdx.x, accumulate);
         here.next();
-        if (!here.inside()) break;
-        __syncthreads();
-        in.fetch(here);
     }
 }

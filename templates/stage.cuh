@@ -38,13 +38,13 @@ __device__ __forceinline__ void stage_by(u32 target, const matrix<T> &m, i64 top
     i64 stride = m.ld * i64(step * sizeof(T));
     target += row * row_bytes + offset;
     i64 valid = (m.cols - left) * i64(sizeof(T)) - offset, below = m.rows - top - row;
-    if (valid >= width && below > tile - step) {
-#pragma unroll 16
+    if (width > 4 && valid >= width && below > tile - step) {
+#pragma unroll
         for (int i = 0; i < tile / step; ++i)
             copy_async<width>(target + i * step * row_bytes, p + i * stride, width);
     } else {
         int bytes = valid < 0 ? 0 : valid < width ? int(valid) : width;
-#pragma unroll 4
+#pragma unroll 2
         for (int i = 0; i < tile / step; ++i) {
             int wanted = i * step < below ? bytes : 0;
             copy_async<width>(target + i * step * row_bytes,

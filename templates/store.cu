@@ -40,7 +40,8 @@ template <int n>
 __device__ __forceinline__ void copy_segment(const source_t *source, const columns &of,
                                              target_t *target, i64 first, i64 cols) {
     i64 whole = cols & ~i64(n - 1);
-#pragma unroll
+#pragma unroll(n > 2 ? steps                                                                       \
+                     : 1) // narrow accesses are rare, and unrolled they are most of the text
     for (int i = 0; i < steps; ++i) {
         i64 j = first + i64(i * threads + threadIdx.x) * n;
         if (j < whole) {

@@ -416,7 +416,7 @@ static int alone(struct process *p)
 static void a_launch_on_one_rank_ends(void **state)
 {
     (void)state;
-    process_run(2, (struct process){ .timeout = 0.6, .folder = folder }, alone, 0, 0);
+    process_run(2, (struct process){ .timeout = 3, .folder = folder }, alone, 0, 0);
 }
 
 static int wrong(struct process *p)

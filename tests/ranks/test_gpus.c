@@ -303,7 +303,7 @@ static void test_absent(void **state)
         run_limited("a rank that does not come", ranks, 9, absent_body, NULL);
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
     const char *require = getenv("FP8_TEST_REQUIRE");
     const int missing = require && strcmp(require, "gpu") == 0 ? 1 : 77;
@@ -318,6 +318,8 @@ int main(void)
         printf("skip: %s\n", fp8_last_error());
         return missing;
     }
+    if (count > 1) /* tests by name, as cmocka's patterns */
+        cmocka_set_test_filter(arguments[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gathers), cmocka_unit_test(test_model),
         cmocka_unit_test(test_graphs),  cmocka_unit_test(test_two_contexts),
