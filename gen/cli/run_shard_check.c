@@ -214,24 +214,60 @@ static int compare_outputs(struct shard_rank *s, struct shard_layer *l)
     return code;
 }
 
-/* Adds all ranks' values of this rank's rows to what they must sum up to. at: where in exact and sizes;
- * row: elements of a row of the whole tensor. */
+/* A block of a gradient as all ranks have it, of which this rank's rows are added to what they must sum to. */
+struct terms {
+    const char *all; /* ranks * bytes */
+    size_t bytes;
+    fp8_dtype dtype;
+    int ranks;
+    double share;       /* of each rank */
+    int64_t first, end; /* elements of the whole tensor: of the block, and of this rank */
+    int64_t own_first, own_end;
+    double *exact, *sizes; /* of this rank's first element */
+};
+enum { TERMS_BLOCK = 8 << 20, TERMS_STRIP = 1 << 16 };
+
+static void add_strip(void *user, int64_t index)
+{
+    const struct terms *t = user;
+    int64_t from = t->first + index * TERMS_STRIP;
+    int64_t to = from + TERMS_STRIP < t->end ? from + TERMS_STRIP : t->end;
+    from = from > t->own_first ? from : t->own_first;
+    to = to < t->own_end ? to : t->own_end;
+    for (int r = 0; r < t->ranks; r++) {
+        for (int64_t i = from; i < to; i++) {
+            double v = ref_load(t->all + (size_t)r * t->bytes, t->dtype, i - t->first) * t->share;
+            t->exact[i - t->own_first] += v;
+            t->sizes[i - t->own_first] += fabs(v);
+        }
+    }
+}
+
+/* Adds all ranks' values of this rank's rows to what they must sum up to, block by block: no rank has the whole
+ * gradients of all. at: where in exact and sizes; row: elements of a row of the whole tensor. */
 static int add_terms(struct shard_rank *s, struct shard_layer *l, enum shard_buffer buffer,
                      size_t at, int64_t row)
 {
-    fp8_tensor t = shard_tensor(s, l, buffer);
-    size_t bytes = l->buffers[buffer].bytes;
-    char *all = malloc((size_t)s->rank->ranks * bytes + 1);
+    const int64_t count =
+        (int64_t)(l->buffers[buffer].bytes / fp8_dtype_bytes(shard_tensor(s, l, buffer).dtype));
+    struct terms t = { .dtype = shard_tensor(s, l, buffer).dtype,
+                       .ranks = s->rank->ranks,
+                       .share = s->run->average ? 1.0 / s->rank->ranks : 1.0,
+                       .own_first = l->first * row,
+                       .own_end = (l->first + l->rows) * row,
+                       .exact = l->exact + at,
+                       .sizes = l->sizes + at };
+    const size_t element = fp8_dtype_bytes(t.dtype);
+    char *all = malloc((size_t)t.ranks * TERMS_BLOCK * element);
     int code = all ? cli_buffer_download(&s->rank->device, &l->buffers[buffer]) : no_memory();
-    if (!code)
-        code = cli_rank_gather(s->rank, l->buffers[buffer].host, bytes, all);
-    double share = s->run->average ? 1.0 / s->rank->ranks : 1.0;
-    for (int r = 0; !code && r < s->rank->ranks; r++) {
-        for (int64_t i = 0; i < l->rows * row; i++) {
-            double v = ref_load(all + (size_t)r * bytes, t.dtype, l->first * row + i) * share;
-            l->exact[at + (size_t)i] += v;
-            l->sizes[at + (size_t)i] += fabs(v);
-        }
+    t.all = all;
+    for (t.first = 0; !code && t.first < count; t.first = t.end) {
+        t.end = t.first + TERMS_BLOCK < count ? t.first + TERMS_BLOCK : count;
+        t.bytes = (size_t)(t.end - t.first) * element;
+        code = cli_rank_gather(s->rank, (char *)l->buffers[buffer].host + (size_t)t.first * element,
+                               t.bytes, all);
+        if (!code && t.end > t.own_first && t.first < t.own_end)
+            cli_parallel((t.end - t.first + TERMS_STRIP - 1) / TERMS_STRIP, add_strip, &t);
     }
     free(all);
     return code;

@@ -66,10 +66,10 @@ for launcher in torchrun mpirun; do
 done
 
 case_of "one is killed at work: the others end with an error that names rank and collective"
-start_ranks torchrun "$FP8GEN" run specs/llama3_8b.lua --layer gate_up --tokens 64 --fsdp $gpus --timeout 4
-sleep 5
+start_ranks torchrun "$FP8GEN" run specs/llama3_8b.lua --tokens 64 --fsdp $gpus --timeout 10
+sleep 8
 kill -9 "${pids[last]}" 2>/dev/null || fail "rank $last ended too early to be killed"
-join_ranks 40
+join_ranks 60
 for ((rank = 0; rank < last; rank++)); do
     [ "${codes[rank]}" != 0 ] || fail "an error of rank $rank expected"
     grep -qE "rank $rank( of $gpus|:|,)" "$T/$rank.err" || fail "a message that names rank $rank expected"
@@ -80,7 +80,7 @@ port=$((port + 1))
 for ((rank = 0; rank < last; rank++)); do
     start_rank $rank torchrun "$FP8GEN" run $spec --fsdp $gpus --timeout 3
 done
-join_ranks 40
+join_ranks 60
 for ((rank = 0; rank < last; rank++)); do
     [ "${codes[rank]}" = 3 ] || fail "exit code 3 of rank $rank expected"
 done

@@ -181,85 +181,167 @@ static void test_gathers(void **state)
         run_limited("gathers", ranks, 60, gather_body, NULL);
 }
 
-/* ---- two devices in one thread, in turn ---- */
+/* ---- all devices in one thread, in turn ---- */
 
+enum { N = 384, K = 256 }; /* of layer 'a' */
+enum {
+    DESK_X,
+    DESK_DY,
+    DESK_W,
+    DESK_Y,
+    DESK_DX,
+    DESK_DW,
+    DESK_DBIAS,
+    DESK_WEIGHT,
+    DESK_SAVED,
+    DESK_GRAD,
+    DESK_WORKSPACE,
+    DESK_BUFFERS
+};
+
+/* A layer with its memory on one device. The same data on all. */
+struct desk {
+    fp8_context *context;
+    fp8_bundle *bundle;
+    fp8_layer *layer;
+    void *memory[DESK_BUFFERS];
+    size_t bytes[DESK_BUFFERS];
+};
+
+static fp8_operand operand_on(const struct desk *desk, int buffer)
+{
+    fp8_operand operand = FP8_OPERAND_INIT;
+    operand.data = desk->memory[buffer];
+    operand.bytes = desk->bytes[buffer];
+    return operand;
+}
+
+static fp8_call call_on(const struct desk *desk)
+{
+    fp8_call call = FP8_CALL_INIT;
+    call.workspace = desk->memory[DESK_WORKSPACE];
+    call.workspace_bytes = desk->bytes[DESK_WORKSPACE];
+    return call;
+}
+
+static fp8_tensor tensor_on(const struct desk *desk, int buffer, int64_t rows, int64_t cols)
+{
+    return (fp8_tensor){ desk->memory[buffer],
+                         rows,
+                         cols,
+                         cols,
+                         buffer == DESK_DW || buffer == DESK_DBIAS ? FP8_DTYPE_FP32
+                                                                   : FP8_DTYPE_BF16,
+                         0 };
+}
+
+static void open_desk(struct desk *desk, int device, const char *bundle, int64_t m)
+{
+    static const struct {
+        int buffer;
+        fp8_bytes which;
+    } sized[] = { { DESK_WEIGHT, FP8_BYTES_WEIGHT },
+                  { DESK_SAVED, FP8_BYTES_SAVED },
+                  { DESK_GRAD, FP8_BYTES_GRAD },
+                  { DESK_WORKSPACE, FP8_BYTES_WORKSPACE } };
+    fp8_context_options options = FP8_CONTEXT_OPTIONS_INIT;
+    options.device = device;
+    assert_int_equal(fp8_context_create(&options, &desk->context), FP8_OK);
+    assert_int_equal(fp8_bundle_open(desk->context, bundle, &desk->bundle), FP8_OK);
+    assert_int_equal(fp8_layer_create(desk->bundle, "a", &desk->layer), FP8_OK);
+    for (int i = 0; i < DESK_BUFFERS; i++)
+        desk->bytes[i] = (size_t)N * K * 4;
+    for (size_t i = 0; i < sizeof sized / sizeof sized[0]; i++)
+        assert_int_equal(
+            fp8_layer_bytes(desk->layer, m, sized[i].which, &desk->bytes[sized[i].buffer]), FP8_OK);
+    uint16_t *image = malloc((size_t)N * K * 4);
+    assert_non_null(image);
+    for (int j = 0; j < N * K * 2; j++)
+        image[j] = model_value(5, j);
+    for (int i = 0; i < DESK_BUFFERS; i++) {
+        assert_int_equal(fp8_memory_alloc(desk->context, desk->bytes[i], &desk->memory[i]), FP8_OK);
+        if (i <= DESK_W)
+            assert_int_equal(
+                fp8_memory_copy(desk->context, desk->memory[i], image, desk->bytes[i], NULL),
+                FP8_OK);
+    }
+    assert_int_equal(fp8_stream_synchronize(desk->context, NULL), FP8_OK);
+    free(image);
+}
+
+/* Quantises w, forward, backward: all that a layer does. */
+static void work_at(const struct desk *desk, uint64_t version, int64_t m)
+{
+    fp8_tensor w = tensor_on(desk, DESK_W, N, K), bias = tensor_on(desk, DESK_W, 1, N);
+    fp8_tensor x = tensor_on(desk, DESK_X, m, K), y = tensor_on(desk, DESK_Y, m, N);
+    fp8_tensor dy = tensor_on(desk, DESK_DY, m, N), dx = tensor_on(desk, DESK_DX, m, K);
+    fp8_tensor dw = tensor_on(desk, DESK_DW, N, K), dbias = tensor_on(desk, DESK_DBIAS, 1, N);
+    fp8_operand weight = operand_on(desk, DESK_WEIGHT), saved = operand_on(desk, DESK_SAVED);
+    fp8_operand grad = operand_on(desk, DESK_GRAD);
+    fp8_weight_args update = FP8_WEIGHT_ARGS_INIT;
+    fp8_fprop_args fprop = FP8_FPROP_ARGS_INIT;
+    fp8_backward_args backward = FP8_BACKWARD_ARGS_INIT;
+    update.w = &w;
+    update.version = version;
+    update.weight = &weight;
+    update.call = fprop.call = backward.call = call_on(desk);
+    fprop.x = &x;
+    fprop.weight = &weight;
+    fprop.bias = &bias;
+    fprop.y = &y;
+    fprop.saved = &saved;
+    backward.dy = &dy;
+    backward.saved = &saved;
+    backward.weight = &weight;
+    backward.grad = &grad;
+    backward.dbias = &dbias;
+    backward.dw = &dw;
+    backward.dx = &dx;
+    assert_int_equal(fp8_weight_update(desk->layer, &update), FP8_OK);
+    assert_int_equal(fp8_layer_fprop(desk->layer, &fprop), FP8_OK);
+    assert_int_equal(fp8_layer_backward(desk->layer, &backward), FP8_OK);
+}
+
+static void close_desk(struct desk *desk)
+{
+    for (int i = 0; i < DESK_BUFFERS; i++)
+        fp8_memory_free(desk->context, desk->memory[i]);
+    fp8_layer_destroy(desk->layer);
+    fp8_bundle_close(desk->bundle);
+    fp8_context_destroy(desk->context);
+}
+
+/* One thread, a layer on each device, calls in turn: nobody changes the current device. */
 static void test_two_contexts(void **state)
 {
     (void)state;
+    enum { M = 256 };
+    static const int results[] = { DESK_Y, DESK_DX, DESK_DW, DESK_DBIAS };
+    static const size_t sizes[] = { M * N * 2, M * K * 2, N * K * 4, N * 4 };
     char bundle[256], text[sizeof spec + 16];
-    fp8_context *contexts[2];
-    fp8_bundle *bundles[2];
-    fp8_layer *layers[2];
-    void *x[2], *y[2], *w[2], *workspace[2];
-    fp8_operand weight[2];
-    size_t bytes;
-    static uint16_t image[2][256 * 384];
+    struct desk desks[8] = { { 0 } };
+    static unsigned char image[8][N * K * 4];
     snprintf(text, sizeof text, spec, 2);
     ranks_bundle(text, "sm_90a", bundle);
-    for (int i = 0; i < 2; i++) {
-        fp8_context_options options = FP8_CONTEXT_OPTIONS_INIT;
-        options.device = i;
-        assert_int_equal(fp8_context_create(&options, &contexts[i]), FP8_OK);
-        assert_int_equal(fp8_bundle_open(contexts[i], bundle, &bundles[i]), FP8_OK);
-        assert_int_equal(fp8_layer_create(bundles[i], "a", &layers[i]), FP8_OK);
+    for (int i = 0; i < gpus; i++)
+        open_desk(&desks[i], i, bundle, M);
+    for (int round = 0; round < 3 * gpus; round++)
+        work_at(&desks[round % gpus], (uint64_t)(1 + round / gpus), M);
+    for (int r = 0; r < 4; r++) {
+        for (int i = 0; i < gpus; i++) {
+            assert_int_equal(fp8_memory_copy(desks[i].context, image[i],
+                                             desks[i].memory[results[r]], sizes[r], NULL),
+                             FP8_OK);
+            assert_int_equal(fp8_stream_synchronize(desks[i].context, NULL), FP8_OK);
+            assert_memory_equal(image[i], image[0], sizes[r]);
+        }
+        int filled = 0;
+        for (size_t j = 0; j < sizes[r]; j++)
+            filled += image[0][j] != 0;
+        assert_true(filled > (int)sizes[r] / 4);
     }
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(fp8_layer_bytes(layers[i], 256, FP8_BYTES_WORKSPACE, &bytes), FP8_OK);
-        assert_int_equal(fp8_memory_alloc(contexts[i], bytes, &workspace[i]), FP8_OK);
-        fp8_call call = FP8_CALL_INIT;
-        call.workspace = workspace[i];
-        call.workspace_bytes = bytes;
-        weight[i] = (fp8_operand)FP8_OPERAND_INIT;
-        assert_int_equal(fp8_layer_bytes(layers[i], 0, FP8_BYTES_WEIGHT, &weight[i].bytes), FP8_OK);
-        assert_int_equal(fp8_memory_alloc(contexts[i], weight[i].bytes, &weight[i].data), FP8_OK);
-        assert_int_equal(fp8_memory_alloc(contexts[i], sizeof image[0], &x[i]), FP8_OK);
-        assert_int_equal(fp8_memory_alloc(contexts[i], sizeof image[0], &y[i]), FP8_OK);
-        assert_int_equal(fp8_memory_alloc(contexts[i], sizeof image[0], &w[i]), FP8_OK);
-        for (int j = 0; j < 256 * 384; j++)
-            image[i][j] = model_value(5, j);
-        assert_int_equal(fp8_memory_copy(contexts[i], x[i], image[i], sizeof image[0], NULL),
-                         FP8_OK);
-        assert_int_equal(fp8_memory_copy(contexts[i], w[i], image[i], sizeof image[0], NULL),
-                         FP8_OK);
-        const fp8_tensor tw = { w[i], 384, 256, 256, FP8_DTYPE_BF16, 0 };
-        fp8_weight_args update = FP8_WEIGHT_ARGS_INIT;
-        update.w = &tw;
-        update.version = 1;
-        update.weight = &weight[i];
-        update.call = call;
-        assert_int_equal(fp8_weight_update(layers[i], &update), FP8_OK);
-    }
-    for (int round = 0; round < 6; round++) {
-        const int i = round % 2;
-        fp8_call call = FP8_CALL_INIT;
-        call.workspace = workspace[i];
-        call.workspace_bytes = bytes;
-        const fp8_tensor tx = { x[i], 256, 256, 256, FP8_DTYPE_BF16, 0 };
-        const fp8_tensor ty = { y[i], 256, 384, 384, FP8_DTYPE_BF16, 0 };
-        const fp8_tensor tb = { w[i], 1, 384, 384, FP8_DTYPE_BF16, 0 };
-        fp8_fprop_args fprop = FP8_FPROP_ARGS_INIT;
-        fprop.x = &tx;
-        fprop.weight = &weight[i];
-        fprop.bias = &tb;
-        fprop.y = &ty;
-        fprop.call = call;
-        assert_int_equal(fp8_layer_fprop(layers[i], &fprop), FP8_OK);
-    }
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(fp8_memory_copy(contexts[i], image[i], y[i], sizeof image[0], NULL),
-                         FP8_OK);
-        assert_int_equal(fp8_stream_synchronize(contexts[i], NULL), FP8_OK);
-    }
-    assert_memory_equal(image[0], image[1], sizeof image[0]);
-    assert_int_not_equal(image[0][0], 0);
-    for (int i = 0; i < 2; i++) {
-        void *all[] = { x[i], y[i], w[i], workspace[i], weight[i].data };
-        for (size_t j = 0; j < sizeof all / sizeof all[0]; j++)
-            fp8_memory_free(contexts[i], all[j]);
-        fp8_layer_destroy(layers[i]);
-        fp8_bundle_close(bundles[i]);
-        fp8_context_destroy(contexts[i]);
-    }
+    for (int i = 0; i < gpus; i++)
+        close_desk(&desks[i]);
     ranks_bundle_drop(bundle);
 }
 
