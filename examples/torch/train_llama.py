@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from fp8gen_torch import Recipe, ShardState, State, advance_scales, fp8_linear  # noqa: E402
 from fp8gen_torch import precompute_amax, prepare, weight_parallel_linear  # noqa: E402
+from fp8gen_torch.shards import RECIPES  # noqa: E402
 
 
 @dataclasses.dataclass
@@ -65,18 +66,22 @@ class Zero3:
     def __init__(self, device, recipe, fp8_gather):
         self.world, self.rank = dist.get_world_size(), dist.get_rank()
         self.device, self.recipe, self.fp8_gather = device, recipe, fp8_gather
-        self.shards, self.states, self.full_rows, self.wire = [], [], [], 0
+        self.shards, self.states, self.wire = [], [], 0
+
+    def rows(self, full):
+        """Rows of a shard; FP8 shards of recipe "block" hold whole tiles of 128 x 128."""
+        step = 128 if full.dim() == 2 and self.recipe.name == "block" else 1
+        return -(-full.shape[0] // (self.world * step)) * step
 
     def shard(self, full, fp8):
         """This rank's rows of a weight, in bf16, with a ShardState where products are FP8."""
-        rows = -(-full.shape[0] // self.world)
+        rows = self.rows(full)
         mine = full.new_zeros(rows, *full.shape[1:], dtype=torch.bfloat16, device=self.device)
         part = full[self.rank * rows : (self.rank + 1) * rows]
         mine[: len(part)] = part
         shard = nn.Parameter(mine)
         shard.main_grad = torch.zeros_like(mine, dtype=torch.float32)
         self.shards.append(shard)
-        self.full_rows.append(full.shape[0])
         whole = self.world == 1  # nothing to gather: the FP8 copies are kept for the whole step
         state = State(self.recipe) if whole else ShardState(len(full), self.recipe, self.fp8_gather)
         self.states.append(state if fp8 else None)
@@ -91,7 +96,7 @@ class Zero3:
         return full
 
     def grad_hook(self, tensor, async_op=False, module=None, reduce_op=None, is_bias=False):
-        rows = -(-tensor.shape[0] // self.world)
+        rows = self.rows(tensor)
         if self.world == 1:
             return tensor, None
         if len(tensor) != rows * self.world:
@@ -385,7 +390,7 @@ def options(arguments):
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--config", choices=CONFIGS, default="small")
     p.add_argument("--precision", choices=("fp8", "bf16"), default="fp8")
-    p.add_argument("--gather", choices=("fp8", "bf16"), default="fp8", help="what the wire carries; fp8 goes with --recipe current")
+    p.add_argument("--gather", choices=("fp8", "bf16"), default="fp8", help="what the wire carries")
     p.add_argument("--recipe", default="current", help="scaling recipe, as in a spec")
     p.add_argument("--format", help="hybrid (dy in E5M2) or e4m3; the recipe's default")
     p.add_argument("--steps", type=int, default=100)
@@ -437,7 +442,7 @@ def main(arguments=None):
     args = options(arguments)
     device, own = start(args)
     fp8 = args.precision == "fp8"
-    gathers = fp8 and args.gather == "fp8" and args.recipe == "current"  # others gather bf16
+    gathers = fp8 and args.gather == "fp8" and args.recipe in RECIPES  # the others gather bf16
     zero = Zero3(device, Recipe(args.recipe, args.format), gathers)
     model = Llama(CONFIGS[args.config], zero, fp8, args.seed, args.recompute)
     if fp8:  # all kernels, before the first collective

@@ -1,5 +1,6 @@
 """FSDP2 gathers FP8 bytes of wrapped weights: values, wire, uneven shards, meta, scales."""
 
+import copy
 import unittest
 
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import rig
 from rig import CUDA, error, randn
-from fp8gen_torch import Fp8Weight, fp8_weights, precompute_scales
+from fp8gen_torch import Fp8Weight, Recipe, fp8_weights, precompute_scales
 from fp8gen_torch import wrapper
 
 VOCABULARY = 2556 // 4 + 2  # 641: odd, so that shards are uneven
@@ -150,6 +151,34 @@ def reduces(rank, world, mesh):
         wrapper.dist.all_reduce = original
 
 
+def recipes(rank, world, mesh):
+    """FP8 gathers of the other recipes: the forward is that of the unsharded weight."""
+    for recipe in (Recipe("delayed", calibrate=True), Recipe("block")):
+        torch.manual_seed(0)
+        net = nn.Linear(200, 128 * world, dtype=torch.bfloat16, device=here())
+        twin = copy.deepcopy(net)
+        fp8_weights(net, recipe=recipe)
+        fp8_weights(twin, recipe=recipe)
+        fully_shard(net, mesh=mesh)
+        x = randn(9, 200, seed=rank, device=here())
+        y = net(x)
+        assert torch.equal(y, twin(x)), recipe
+        y.sum().backward()
+        assert net.weight.grad is not None
+        precompute_scales(net)
+        net(x)
+    for name, rows, wanted in (("rowwise", 64, "gather it in bf16"), ("block", 64, "multiple of 128")):
+        net = nn.Linear(200, rows, dtype=torch.bfloat16, device=here())
+        fp8_weights(net, recipe=Recipe(name))
+        fully_shard(net, mesh=mesh)
+        try:
+            net(randn(9, 200, device=here()))
+        except RuntimeError as error:
+            assert wanted in str(error), error
+        else:
+            raise AssertionError(f"{name} was gathered")
+
+
 def meta(rank, world, mesh):
     with torch.device("meta"):
         net = Net(torch.bfloat16)
@@ -177,7 +206,7 @@ class Fsdp(unittest.TestCase):
 
 def every(rank, world):
     mesh = init_device_mesh("cuda" if CUDA else "cpu", (world,))
-    for function in (values, wire, reduces, meta):
+    for function in (values, wire, reduces, recipes, meta):
         function(rank, world, mesh)
         dist.barrier()
         if rank == 0:

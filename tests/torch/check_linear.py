@@ -15,11 +15,13 @@ from rig import DEVICE, error, randn
 from fp8gen_torch import (
     Fp8Linear,
     Recipe,
+    ShardState,
     State,
     abi,
     fp8_linear,
     operand,
     prepare,
+    shards,
     weights_changed,
 )
 from fp8gen_torch import states as module
@@ -311,28 +313,46 @@ class Module(unittest.TestCase):
             self.assertLess(error(twin(x), 2 * wanted), 1e-2)
             self.assertTrue(torch.equal(layer(x), wanted))
 
-    def test_bytes_equal_torch_ops(self):
-        """operand.py's quantisation, amax and assembly against the runtime's, bit for bit."""
-        for n, k in ((40, 72), (129, 257), (128, 128)):
-            for scale in (1.0, 1e-30, 1e-39):
+    def test_shards(self):
+        """Shards that are quantised, put in a row and assembled are the whole weight, bit for bit."""
+        for recipe, cuts in (
+            (Recipe(), ((40, 72, 3), (129, 257, 2), (1, 5, 4))),
+            (Recipe(power_of_two=True), ((129, 257, 2),)),
+            (Recipe("block"), ((300, 200, 2), (257, 129, 3))),
+        ):
+            for (n, k, ranks), scale in itertools.product(cuts, (1.0, 1e-30, 1e-39)):
                 w = randn(n, k, dtype=torch.float32, scale=scale, seed=n)
-                w[0, 0], w[1, 1], w[2, 2] = torch.inf, torch.nan, -torch.inf
-                for power_of_two in (False, True):
-                    recipe = Recipe(power_of_two=power_of_two)
-                    state = State(recipe)
-                    plan = state.plan(w, w, None, torch.bfloat16, torch.float32)
-                    wanted = quantize_weight(plan, w, abi.BOTH, state.at(plan, True))
-                    amax = operand.amax_of(w)
-                    s, inverse = operand.scales_of(amax, abi.E4M3, power_of_two)
-                    rows = operand.quantize_rows(w, s)
-                    got = operand.assemble(rows, operand.header(amax, s, inverse), n, k, abi.BOTH)
-                    for words in (0, 4, 8):
-                        self.assertEqual(
-                            got[:64].view(torch.float32)[words].item(),
-                            wanted[:64].view(torch.float32)[words].item(),
-                            words,
-                        )
-                    self.assertTrue(torch.equal(got[256:], wanted[256:]), (n, k, scale))
+                w[0, 0], w[n // 2, k // 2], w[-1, -1] = torch.inf, torch.nan, -torch.inf
+                state = State(recipe)
+                plan = state.plan(w, w, None, torch.bfloat16, torch.float32)
+                at = state.at(plan, True)
+                wanted = quantize_weight(plan, w, abi.BOTH, at)
+                rows = -(-n // ranks)
+                rows = rows if recipe.by_tensor else -(-rows // 128) * 128
+                cut = shards.cut_of(plan, rows)
+                pieces = F.pad(w, (0, 0, 0, rows * ranks - n)).split(rows)
+                amaxes = torch.empty(ranks, dtype=torch.float32, device=DEVICE)
+                for piece, amax in zip(pieces, amaxes.split(1)):
+                    cut.amax(plan, piece, at, amax)
+                gathered = [cut.quantize(plan, piece, amaxes.max(), at) for piece in pieces]
+                full = torch.cat([rows for _, rows in gathered])
+                got, copies = cut.assemble(plan, full, gathered[0][0], abi.BOTH, at)
+                self.assertEqual(copies, abi.BOTH)
+                self.assertTrue(torch.equal(got[256:], wanted[256:]), (recipe, n, k, scale))
+                if recipe.by_tensor:
+                    self.assertTrue(torch.equal(got[:64], wanted[:64]), (n, k, scale))
+                back = shards.dequantize(plan, got, copies, at)
+                finite = torch.isfinite(w)
+                if scale > 1e-35:
+                    self.assertLess(error(back[finite], w[finite]), 0.05)
+
+    def test_refused_shards(self):
+        w = randn(300, 200)
+        plan = State(Recipe("block")).plan(w, w, None, torch.bfloat16, torch.bfloat16)
+        with self.assertRaisesRegex(RuntimeError, "150 rows of 300.*have 256.*multiple of 128"):
+            shards.cut_of(plan, 150)
+        with self.assertRaisesRegex(RuntimeError, "rowwise.*gather it in bf16"):
+            ShardState(300, Recipe("rowwise"), fp8_gather=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import rig
 from rig import CUDA, error, randn
-from fp8gen_torch import State, fp8_linear
+from fp8gen_torch import Recipe, State, fp8_linear
 from fp8gen_torch.calls import Plan
 from fp8gen_torch.weight_parallel import (
     Communicator,
@@ -45,30 +45,49 @@ def values(rank, world):
         ),
         [(129, 257, torch.bfloat16, True, False)],
     ):
-        x, w, b, dy = data(n, k, rank, dtype)
-        communicator = Communicator()
-        shard = communicator.shard(w).requires_grad_()
-        bias_shard = communicator.shard(b).requires_grad_() if bias else None
-        state = ShardState(n, fp8_gather=fp8)
-        x1 = x.clone().requires_grad_()
-        y = weight_parallel_linear(x1, shard, bias_shard, communicator, state)
-        y.backward(dy)
+        one(Recipe(), (n, k, dtype, fp8, bias), rank, world)
 
-        x2, w2, b2 = (
-            x.clone().requires_grad_(),
-            w.clone().requires_grad_(),
-            b.clone().requires_grad_(),
-        )
-        y2 = fp8_linear(x2, w2, b2 if bias else None)
-        y2.backward(dy)
-        assert torch.equal(y, y2), (n, k, dtype, fp8, "y")
-        assert torch.equal(x1.grad, x2.grad), (n, k, dtype, fp8, "dx")
-        for got, full in ((shard.grad, w2.grad),) + (((bias_shard.grad, b2.grad),) if bias else ()):
-            full = full.float()
-            dist.all_reduce(full)
-            wanted = communicator.shard(full / world)
-            assert got.dtype in (dtype, torch.bfloat16)
-            assert error(got, wanted) < 5e-3 or wanted.norm() == 0, (n, k, dtype, fp8, "dw")
+
+def recipes(rank, world):
+    """Gathers of every recipe that has FP8 shards; the others gather bf16."""
+    for name, fp8, shapes in (
+        ("delayed", True, ((40, 72), (37, 72))),
+        ("block", True, ((300, 200), (129, 72), (512, 128))),
+        ("rowwise", False, ((37, 72),)),
+        ("rowwise_hp_wgrad", False, ((37, 72),)),
+    ):
+        recipe = Recipe(name, calibrate=name == "delayed")  # the first scale is of the first amax
+        for n, k in shapes:
+            one(recipe, (n, k, torch.bfloat16, fp8, True), rank, world)
+
+
+def one(recipe, case, rank, world):
+    """A layer with a sharded weight against the same layer with the whole one."""
+    n, k, dtype, fp8, bias = case
+    x, w, b, dy = data(n, k, rank, dtype)
+    communicator = Communicator(multiple=128 if recipe.name == "block" else 1)
+    shard = communicator.shard(w).requires_grad_()
+    bias_shard = communicator.shard(b).requires_grad_() if bias else None
+    state = ShardState(n, recipe, fp8_gather=fp8)
+    x1 = x.clone().requires_grad_()
+    y = weight_parallel_linear(x1, shard, bias_shard, communicator, state)
+    y.backward(dy)
+
+    x2, w2, b2 = (
+        x.clone().requires_grad_(),
+        w.clone().requires_grad_(),
+        b.clone().requires_grad_(),
+    )
+    y2 = fp8_linear(x2, w2, b2 if bias else None, State(recipe))
+    y2.backward(dy)
+    assert torch.equal(y, y2), (n, k, dtype, fp8, "y")
+    assert torch.equal(x1.grad, x2.grad), (n, k, dtype, fp8, "dx")
+    for got, full in ((shard.grad, w2.grad),) + (((bias_shard.grad, b2.grad),) if bias else ()):
+        full = full.float()
+        dist.all_reduce(full)
+        wanted = communicator.shard(full / world)
+        assert got.dtype in (dtype, torch.bfloat16)
+        assert error(got, wanted) < 5e-3 or wanted.norm() == 0, (n, k, dtype, fp8, "dw")
 
 
 def wire(rank, world):
@@ -88,7 +107,8 @@ def wire(rank, world):
             communicator.wire_bytes - after_forward
             == after_forward + n * k * 2 * (world - 1) // world
         )
-    assert received[False] == 2 * received[True] == n * k * 2 * (world - 1) // world, received
+    half = n * k * (world - 1) // world
+    assert received == {False: 2 * half, True: half}, received
 
 
 def precomputed(rank, world):
@@ -206,7 +226,7 @@ class Parallel(unittest.TestCase):
 
 
 def every(rank, world):
-    for function in (values, wire, precomputed, hooks, main_grad):
+    for function in (values, recipes, wire, precomputed, hooks, main_grad):
         function(rank, world)
         dist.barrier()
         if rank == 0:

@@ -1,7 +1,7 @@
 """The C ABI of libfp8 and libfp8gen as ctypes: structs, prototypes, the two libraries, errors.
 
 Knows nothing of torch but where its packages lie (to find the NVRTC that came with it). The structs
-mirror runtime/fp8.h and gen/fp8gen.h field by field; tests/torch compares every size and offset
+mirror runtime/fp8.h and fp8_model.h field by field; tests/torch compares every size and offset
 with what a C compiler says. The libraries are looked for in FP8GEN_LIBRARY_DIR, in build/lib of the
 tree that this file lies in, and then where the loader looks.
 
@@ -250,6 +250,42 @@ class DequantizeArgs(ctypes.Structure):
     ]
 
 
+class Sharding(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("kind", c_int),
+        ("rank", c_int32),
+        ("ranks", c_int32),
+        ("reserved", c_uint64 * 2),
+    ]
+
+
+class ShardArgs(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("reserved0", c_uint32),
+        ("count", c_int64),
+        ("sharding", c_void_p),
+        ("source", c_void_p),
+        ("amax", c_void_p),
+        ("shard", c_void_p),
+        ("shard_bytes", c_size_t),
+        ("found_inf", c_void_p),
+        ("call", Call),
+        ("reserved", c_uint64 * 4),
+    ]
+
+
+class TransposeArgs(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("reserved0", c_uint32),
+        ("operand", c_void_p),
+        ("call", Call),
+        ("reserved", c_uint64 * 4),
+    ]
+
+
 class Dispatch(ctypes.Structure):
     _fields_ = [
         ("size", c_uint32),
@@ -310,6 +346,9 @@ STRUCTS = {
     "fp8_backward_args": BackwardArgs,
     "fp8_quantize_args": QuantizeArgs,
     "fp8_dequantize_args": DequantizeArgs,
+    "fp8_sharding": Sharding,
+    "fp8_shard_args": ShardArgs,
+    "fp8_transpose_args": TransposeArgs,
     "fp8_dispatch": Dispatch,
     "fp8_layer_description": LayerDescription,
 }
@@ -331,6 +370,11 @@ _RUNTIME = {
     "fp8_layer_backward": [c_void_p, POINTER(BackwardArgs)],
     "fp8_quantize": [c_void_p, POINTER(QuantizeArgs)],
     "fp8_dequantize": [c_void_p, POINTER(DequantizeArgs)],
+    "fp8_shard_range": [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_int64)],
+    "fp8_shard_bytes": [c_void_p, c_void_p, POINTER(c_size_t)],
+    "fp8_shard_amax": [c_void_p, POINTER(ShardArgs)],
+    "fp8_shard_quantize": [c_void_p, POINTER(ShardArgs)],
+    "fp8_transpose": [c_void_p, POINTER(TransposeArgs)],
     "fp8_state_create": [POINTER(c_void_p), c_int32, POINTER(c_void_p)],
     "fp8_state_advance": [c_void_p, c_void_p],
     "fp8_state_running": [c_void_p, POINTER(c_void_p), POINTER(c_int64)],

@@ -110,7 +110,7 @@ class Plan:
             abi.ROLE_X, abi.E4M3, self.m, self.k, abi.TRANSPOSED, self.x_scalings
         )
 
-    def _w(self, copies):
+    def weight_struct(self, copies):
         return _operand(abi.ROLE_W, abi.E4M3, self.n, self.k, copies, self.w_scalings)
 
     def _dy(self, copies):
@@ -118,6 +118,14 @@ class Plan:
 
     def _empty(self, cols, copies):
         return _operand(0, 0, self.m, cols, copies, self.x_scalings)
+
+    def run(self, function, args, at):
+        """A call whose args struct is made for it."""
+        call = args.call
+        call.stream, capturing, call.state, call.flags = at
+        memory, call.workspace = self.context.workspace(at[0], capturing, self.workspace_bytes)
+        call.workspace_bytes = self.workspace_bytes
+        abi.check(function(self.handle, args))
 
     def _run(self, function, prepared, at, scratch=None):
         """at: as State.at gives it. scratch: an operand struct that only this call uses; it lies
@@ -162,7 +170,7 @@ class Plan:
         return _Prepared(
             abi.FpropArgs,
             x=_tensor(self.m, self.k, torch.bfloat16),
-            weight=self._w(copies),
+            weight=self.weight_struct(copies),
             y=_tensor(self.m, self.n, self.output),
             bias=None if bias is None else _tensor(1, self.n, torch.bfloat16),
             saved=self._empty(self.k, abi.TRANSPOSED) if save else None,
@@ -204,7 +212,7 @@ class Plan:
             dy=_tensor(self.m, self.n, torch.bfloat16),
             saved=self._x() if dw and not self.saves_x else None,
             x=x,
-            weight=self._w(copies) if want_dx else None,
+            weight=self.weight_struct(copies) if want_dx else None,
             grad=self._empty(self.n, want or abi.ROW),
             dbias=_tensor(1, self.n, torch.float32) if want_dbias else None,
             dw=_tensor(self.n, self.k, dw) if dw else None,
@@ -265,15 +273,16 @@ class Plan:
         pool.append(p)
 
     def dgrad(self, grad, copies, weight, lead, at):
-        """dx[*lead, K] of dy's operand, which has `copies`, and of a weight's transposed copy."""
-        pool = self._pool(("dgrad", copies))
+        """dx[*lead, K] of dy's operand, which has `copies`, and of weight = (bytes, copies)."""
+        weight, w_copies = weight
+        pool = self._pool(("dgrad", copies, w_copies))
         p = (
             pool.pop()
             if pool
             else _Prepared(
                 abi.DgradArgs,
                 grad=self._dy(copies),
-                weight=self._w(abi.TRANSPOSED),
+                weight=self.weight_struct(w_copies),
                 dx=_tensor(self.m, self.k, self.grad_input),
             )
         )

@@ -194,6 +194,7 @@ class Layer:
         description.stream = context.stream()  # a layer is not begun while it is captured
         abi.check(abi.runtime.fp8_context_layer(context.handle, description, self.handle))
         self.plans = {}  # by the number of tokens; calls.py makes them
+        self.cuts = {}  # by the rows of a shard; shards.py makes them
 
     def workspace_bytes(self, tokens):
         size = ctypes.c_size_t()

@@ -102,6 +102,7 @@ class State:
         self.number = next(_numbers)
         _states[self.number] = self
         self._plans = {}
+        self._layers = {}  # by the weight's whole shape, dtype and device
         # (operand's bytes, copies, Identity of the weight they were made from, stream, whether an
         # evaluation made them); one tuple, so that threads see all of it or nothing.
         self._kept = None
@@ -148,9 +149,20 @@ class State:
         """The Plan for m tokens; like: (x's dtype, y's dtype, dw's dtype, has bias)."""
         x_dtype, y_dtype, dw_dtype, bias = like
         dtypes = (d if d in _IO else torch.float32 for d in (w_dtype, y_dtype, x_dtype, dw_dtype))
-        return plan_of(
-            layer_of(Key(*shape, bias, *dtypes, self.recipe, device_index(device)), m), m
-        )
+        layer = layer_of(Key(*shape, bias, *dtypes, self.recipe, device_index(device)), m)
+        self._layers[tuple(shape), w_dtype, device] = layer
+        return plan_of(layer, m)
+
+    def weight_plan(self, shape, weight):
+        """A Plan without tokens for a weight of this shape, of which `weight` is the whole or a part:
+        for what is done to weights alone. Any layer serves; that of an earlier call, if there is."""
+        layer = self._layers.get((shape, weight.dtype, weight.device))
+        if layer is not None:
+            return plan_of(layer, 0)
+        main_grad = getattr(weight, "main_grad", None)
+        dw_dtype = weight.dtype if main_grad is None else main_grad.dtype
+        like = torch.bfloat16, torch.bfloat16, dw_dtype, False
+        return self.plan_of(0, weight.device, shape, weight.dtype, like)
 
     def at(self, plan, training):
         """Where and how a pass runs: (stream, whether it is captured, the C state of delayed
@@ -181,7 +193,7 @@ class State:
         training meets what an evaluation made, whose amax the history was not told."""
         if type(weight) not in _PLAIN:
             if hasattr(weight, "fp8_operand"):
-                return weight.fp8_operand(copies), copies
+                return weight.fp8_operand(plan, copies, at)
             weight = getattr(weight, "_data", weight)
         if not self.keep:
             return quantize_weight(plan, weight, copies, at), copies

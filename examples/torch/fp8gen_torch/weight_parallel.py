@@ -13,17 +13,17 @@ A full tensor that weight_hook returns may be cached by its owner: it is read, n
 Backward gathers again, computes wgrad first, starts its reduce-scatter and hides it behind dgrad.
 
 fp8_gather=True gathers FP8 instead of bf16: the shard is quantised with the amax of the whole
-weight (communicator.amax_hook(amax), one all-reduce(max), or the amax that precompute_amax left),
-and weight_hook sees uint8 rows: half the bytes on the wire. The gathered bytes are those of the
-unsharded weight, bit for bit. Shards are rows; where N does not divide, they are padded to equal
-ones.
+weight (communicator.amax_hook(amax), one all-reduce(max), or the amax that precompute_amax left;
+recipe "block" needs none), and weight_hook sees uint8 rows: half the bytes on the wire. The gathered
+bytes are those of the unsharded weight, bit for bit. Shards are rows; where N does not divide, they
+are padded with zeros to equal ones, with recipe "block" of a multiple of 128 rows.
 """
 
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from . import abi, operand
+from . import abi, shards
 from .calls import placed, quantize_weight
 from .layers import Recipe
 from .linear import output_dtype
@@ -31,17 +31,25 @@ from .states import Identity, State
 
 
 class Communicator:
-    """The reference communicator, over torch.distributed: equal row shards of one group."""
+    """The reference communicator, over torch.distributed: equal row shards of one group.
 
-    def __init__(self, group=None, reduce_op=dist.ReduceOp.AVG):
-        self.group = group
+    multiple: shards have a multiple of so many rows; 128 for FP8 gathers of recipe "block".
+    """
+
+    def __init__(self, group=None, reduce_op=dist.ReduceOp.AVG, multiple=1):
+        self.group, self.multiple = group, multiple
         self.world, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.reduce_op = reduce_op
         self.wire_bytes = 0  # received by this rank
 
+    def rows(self, count):
+        """Rows of a shard of so many."""
+        rows = -(-count // self.world)
+        return -(-rows // self.multiple) * self.multiple
+
     def shard(self, full):
-        """This rank's rows of a full tensor, padded with zeros to ceil(rows / ranks)."""
-        rows = -(-full.shape[0] // self.world)
+        """This rank's rows of a full tensor, padded with zeros to equal shards."""
+        rows = self.rows(full.shape[0])
         mine = full[self.rank * rows : (self.rank + 1) * rows]
         shard = full.new_zeros(rows, *full.shape[1:])
         shard[: mine.shape[0]] = mine
@@ -54,7 +62,7 @@ class Communicator:
         return full
 
     def grad_hook(self, tensor, async_op=False, module=None, reduce_op=None, is_bias=False):
-        rows = -(-tensor.shape[0] // self.world)
+        rows = self.rows(tensor.shape[0])
         if rows * self.world != tensor.shape[0]:
             padded = tensor.new_zeros(rows * self.world, *tensor.shape[1:])
             padded[: tensor.shape[0]] = tensor
@@ -86,54 +94,63 @@ class ShardState(State):
 
     def __init__(self, out_features, recipe=Recipe(), fp8_gather=False):
         super().__init__(recipe, keep=False)
-        if fp8_gather and recipe.name != "current":
-            raise ValueError(
-                f"ShardState: fp8_gather puts one scale of recipe 'current' on the wire, and the "
-                f"recipe is '{recipe.name}'; leave fp8_gather out, or take recipe 'current'"
-            )
+        if fp8_gather:
+            shards.check_recipe(recipe, "ShardState, fp8_gather")
         self.out_features, self.fp8_gather = out_features, fp8_gather
         self.amax = None  # of the whole weight, and the shard that it belongs to
         self._amax_of = None
-        self._rows = None  # (Identity, header, uint8 rows) of the shard
+        self._shard = None  # (Identity, (header, rows))
 
     def __reduce__(self):
         return ShardState, (self.out_features, self.recipe, self.fp8_gather)
 
-    def shard(self, weight, communicator):
-        """(header, uint8 rows) of this rank's rows, quantised with the whole weight's amax."""
-        if self._rows is None or not self._rows[0].is_of(weight):
-            if self._amax_of is None or not self._amax_of.is_of(weight):
-                self.set_amax(weight, communicator.amax_hook(operand.amax_of(weight)))
-            scale, inverse = operand.scales_of(self.amax, abi.E4M3, self.recipe.power_of_two)
-            header = operand.header(self.amax, scale, inverse)
-            self._rows = Identity(weight), header, operand.quantize_rows(weight, scale)
-        return self._rows[1:]
+    def plan_of_shard(self, weight):
+        return self.weight_plan((self.out_features, weight.shape[1]), weight)
+
+    def shard(self, plan, weight, communicator, at):
+        """(header, uint8 rows) of this rank, quantised with the whole weight's amax."""
+        if self._shard is None or not self._shard[0].is_of(weight):
+            if not shards.needs_amax(self.recipe):
+                self.amax = None
+            elif self._amax_of is None or not self._amax_of.is_of(weight):
+                precompute_amax([weight], [self], communicator)
+            cut = shards.cut_of(plan, weight.shape[0])
+            self._shard = Identity(weight), cut.quantize(plan, weight, self.amax, at)
+        return self._shard[1]
 
     def set_amax(self, weight, amax):
         self.amax, self._amax_of = amax, Identity(weight)
 
 
+@torch.no_grad()
 def precompute_amax(weights, states, communicator):
-    """One all-reduce for the amaxes of all weights; after the optimizer's step, on all ranks."""
-    if not weights:
+    """One all-reduce for the amaxes of all weights; after the optimizer's step, on all ranks. None
+    for those that need none (recipe "block")."""
+    pairs = [(w, s) for w, s in zip(weights, states) if shards.needs_amax(s.recipe)]
+    if not pairs:
         return
-    amaxes = communicator.amax_hook(torch.stack([operand.amax_of(w) for w in weights]))
-    for weight, state, amax in zip(weights, states, amaxes.unbind()):
+    amaxes = torch.empty(len(pairs), dtype=torch.float32, device=pairs[0][0].device)
+    for i, (weight, state) in enumerate(pairs):
+        plan = state.plan_of_shard(weight)
+        at = *plan.context.where(), None, 0
+        shards.cut_of(plan, weight.shape[0]).amax(plan, weight, at, amaxes[i])
+    amaxes = communicator.amax_hook(amaxes)
+    for (weight, state), amax in zip(pairs, amaxes.unbind()):
         state.set_amax(weight, amax)
 
 
 def _gathered(plan, state, weight, hooks, copies, at):
-    """Bytes of the full weight's operand, from shards on the wire in FP8 or as they are.
+    """(bytes, copies) of the full weight's operand, from shards on the wire in FP8 or as they are.
 
     hooks: (communicator, module)
     """
     communicator, module = hooks
     if state.fp8_gather:
-        header, rows = state.shard(weight, communicator)
-        full = communicator.weight_hook(rows, module=module)
-        return operand.assemble(full, header, plan.n, plan.k, copies)
+        header, mine = state.shard(plan, weight, communicator, at)
+        full = communicator.weight_hook(mine, module=module)
+        return shards.cut_of(plan, weight.shape[0]).assemble(plan, full, header, copies, at)
     full = communicator.weight_hook(weight.detach(), module=module)
-    return quantize_weight(plan, full[: plan.n], copies, at)
+    return quantize_weight(plan, full[: plan.n], copies, at), copies
 
 
 def _hooked(communicator, name, tensor):
@@ -176,7 +193,7 @@ class _WeightParallel(torch.autograd.Function):
             ctx.bias_dtype = bias.dtype
             bias = communicator.weight_hook(bias.detach(), module=module, is_bias=True)
             bias = bias[:n].to(torch.bfloat16).contiguous()
-        y, saved = plan.fprop(x, full, abi.ROW, bias, x.shape[:-1], save, at)
+        y, saved = plan.fprop(x, *full, bias, x.shape[:-1], save, at)
         y = _hooked(communicator, "output_hook", y.to(y_dtype))
         ctx.save_for_backward(saved, weight)
         ctx.plan, ctx.state, ctx.communicator, ctx.module = plan, state, communicator, module

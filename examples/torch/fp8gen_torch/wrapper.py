@@ -24,7 +24,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from . import abi, operand
+from . import abi, shards
 from .layers import Recipe
 from .linear import fp8_linear
 from .states import Identity, State, epoch, state_of
@@ -166,61 +166,60 @@ class Fp8Weight(_Wrapper):
     # ---- FSDP2 ----
 
     def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
-        if self.recipe.name != "current":
-            raise RuntimeError(
-                f"Fp8Weight: FSDP2 gathers FP8 with one scale of recipe 'current', and the recipe is "
-                f"'{self.recipe.name}'; take recipe 'current' for sharded weights"
-            )
+        shards.check_recipe(self.recipe, "Fp8Weight under FSDP2")
+        plan = self.fp8_state.weight_plan(tuple(outer_size), self._data)
+        cut = shards.cut_of(plan, -(-outer_size[0] // mesh.size()))
+        at = *plan.context.where(), None, 0
         amax = self._amax.get(self._data)
-        if amax is None:
-            amax = operand.amax_of(self._data)
+        if amax is None and shards.needs_amax(self.recipe):
+            amax = torch.empty(1, dtype=torch.float32, device=self._data.device)
+            cut.amax(plan, self._data, at, amax)
             dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=mesh.get_group())
-        scale, inverse = operand.scales_of(amax, abi.E4M3, self.recipe.power_of_two)
-        rows = operand.quantize_rows(self._data, scale)
-        padded = -(-outer_size[0] // mesh.size())
-        if rows.shape[0] != padded:
-            rows = F.pad(rows, (0, 0, 0, padded - rows.shape[0]))
-        return (rows,), (operand.header(amax, scale, inverse), self.recipe, outer_size)
+        header, rows = cut.quantize(plan, self._data, amax, at)
+        return (rows,), (header, cut.rows, self.fp8_state, outer_size)
 
     def fsdp_post_all_gather(self, outputs, metadata, param_dtype, *, out=None):
-        (rows,) = outputs
-        header, recipe, size = metadata
+        (gathered,) = outputs
+        header, rows, state, size = metadata
         if out is None:
-            return GatheredWeight(rows, header, size, param_dtype, recipe), (rows,)
+            return GatheredWeight(gathered, header, rows, size, param_dtype, state), (gathered,)
         out = out._local_tensor if hasattr(out, "_local_tensor") else out
         assert isinstance(out, GatheredWeight)
-        out._rows, out._header = rows, header
+        out._gathered, out._header = gathered, header
 
 
 class GatheredWeight(_Wrapper):
-    """A whole weight as gathered FP8 rows [>= N, K] and scales; lives from gather to reshard."""
+    """A whole weight as the gathered FP8 shards; lives from gather to reshard.
+
+    gathered, header: as shards.py has them; rows: of a shard; state: the shards' State.
+    """
 
     @staticmethod
-    def __new__(cls, rows, header, size, dtype, recipe):
-        self = torch.Tensor._make_wrapper_subclass(cls, size, dtype=dtype, device=rows.device)
-        self._rows, self._header = rows, header
-        self.fp8_state = State(recipe, keep=False)
+    def __new__(cls, gathered, header, rows, size, dtype, state):
+        self = torch.Tensor._make_wrapper_subclass(cls, size, dtype=dtype, device=gathered.device)
+        self._gathered, self._header, self._rows, self.fp8_state = gathered, header, rows, state
         return self
 
     def __repr__(self):
         return f"GatheredWeight({tuple(self.shape)}, {self.dtype})"
 
     def __tensor_flatten__(self):
-        return ["_rows", "_header"], (self.shape, self.dtype, self.fp8_state.recipe)
+        return ["_gathered", "_header"], (self._rows, self.shape, self.dtype, self.fp8_state.number)
 
     @staticmethod
     def __tensor_unflatten__(inner, meta, outer_size, outer_stride):
-        return GatheredWeight(inner["_rows"], inner["_header"], *meta)
+        tensors = inner["_gathered"], inner["_header"]
+        return GatheredWeight(*tensors, *meta[:3], State.by_number(meta[3]))
 
-    def fp8_operand(self, copies):
-        """The bytes of the operand, with the copies that a pass needs."""
-        n, k = self.shape
-        return operand.assemble(self._rows, self._header, n, k, copies)
+    def fp8_operand(self, plan, copies, at):
+        """(bytes, copies) of the operand, with the copies that a pass needs."""
+        cut = shards.cut_of(plan, self._rows)
+        return cut.assemble(plan, self._gathered, self._header, copies, at)
 
     def dequantize(self):
-        n, _ = self.shape
-        inverse = self._header.view(torch.float32)[4]
-        return (self._rows[:n].view(torch.float8_e4m3fn).float() * inverse).to(self.dtype)
+        plan = self.fp8_state.weight_plan(tuple(self.shape), self)
+        at = *plan.context.where(), None, 0
+        return shards.dequantize(plan, *self.fp8_operand(plan, abi.ROW, at), at).to(self.dtype)
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -231,7 +230,12 @@ class GatheredWeight(_Wrapper):
             or (func is _aten.as_strided.default and tuple(args[1]) == tuple(weight.shape))
         ):
             return GatheredWeight(
-                weight._rows, weight._header, weight.shape, weight.dtype, weight.fp8_state.recipe
+                weight._gathered,
+                weight._header,
+                weight._rows,
+                weight.shape,
+                weight.dtype,
+                weight.fp8_state,
             )
         args, kwargs = tree_map_only(GatheredWeight, lambda w: w.dequantize(), (args, kwargs))
         return func(*args, **kwargs)
@@ -287,12 +291,17 @@ def precompute_scales(model):
     meshes = {}
     for parameter in model.parameters():
         local = getattr(parameter, "_local_tensor", None)
-        if isinstance(local, Fp8Weight):
-            meshes.setdefault(_shard_group(parameter.device_mesh), []).append(local)
-    for group, shards in meshes.items():
-        amaxes = torch.stack([operand.amax_of(shard._data) for shard in shards])
+        if isinstance(local, Fp8Weight) and shards.needs_amax(local.recipe):
+            group = _shard_group(parameter.device_mesh)
+            meshes.setdefault(group, []).append((local, tuple(parameter.shape)))
+    for group, locals_ in meshes.items():
+        amaxes = torch.empty(len(locals_), dtype=torch.float32, device=locals_[0][0].device)
+        for i, (shard, shape) in enumerate(locals_):
+            plan = shard.fp8_state.weight_plan(shape, shard._data)
+            cut = shards.cut_of(plan, -(-shape[0] // dist.get_world_size(group)))
+            cut.amax(plan, shard._data, (*plan.context.where(), None, 0), amaxes[i])
         dist.all_reduce(amaxes, op=dist.ReduceOp.MAX, group=group)
-        for shard, amax in zip(shards, amaxes.unbind()):
+        for (shard, _), amax in zip(locals_, amaxes.unbind()):
             shard._amax.set(amax, shard._data)
 
 
