@@ -197,7 +197,7 @@ static int report_sqnr(struct session *s)
 /* ---- accumulation --------------------------------------------------------------------------------------- */
 
 static const int64_t depths[] = { 128, 512, 4096, 16384, 65536 };
-enum { DEPTHS = sizeof depths / sizeof depths[0], WAYS = 3 };
+enum { DEPTHS = sizeof depths / sizeof depths[0], WAYS = 5 };
 
 /* Ways to add up, with the bounds of the relative error of an fp32 output: centred, and any data. */
 static const struct {
@@ -206,6 +206,8 @@ static const struct {
     double centred, any;
 } ways[WAYS] = {
     { "fast", "accumulation = { fprop = \"fast\" }", 28672, 1e-2, NONE },
+    { "512", "accumulation = { fprop = 512 }", INT64_MAX, 1e-2, NONE },
+    { "256", "accumulation = { fprop = 256 }", INT64_MAX, 1e-2, NONE },
     { "split", "accumulation = { fprop = \"split\" }", INT64_MAX, 2e-4, 1e-3 },
     { "block", "recipe = recipe.block {}", INT64_MAX, 2e-4, 1e-3 },
 };
@@ -227,15 +229,20 @@ static void error_cell(struct session *s, int way, int64_t depth, bool mean, dou
 
 static void layer_name(char name[32], int way, int64_t depth)
 {
-    snprintf(name, 32, "%s_%lld", ways[way].name, (long long)depth);
+    snprintf(name, 32, "by_%s_%lld", ways[way].name, (long long)depth);
 }
 
 static int report_accumulation(struct session *s)
 {
-    static const char *const columns[] = { ">K",          ">fast",        ">split",      ">block",
-                                           ">fast, mean", ">split, mean", ">block, mean" };
+    char titles[2 * WAYS][16];
+    const char *columns[1 + 2 * WAYS] = { ">K" };
     int code = CLI_DONE;
-    if (!s->json && !(s->table = cli_table_create(columns, 7)))
+    for (int i = 0; i < 2 * WAYS; i++) {
+        snprintf(titles[i], sizeof titles[i], ">%s%s", ways[i % WAYS].name,
+                 i < WAYS ? "" : ", mean");
+        columns[1 + i] = titles[i];
+    }
+    if (!s->json && !(s->table = cli_table_create(columns, 1 + 2 * WAYS)))
         return CLI_MACHINE;
     for (int d = 0; !code && d < DEPTHS; d++) {
         if (!s->json)

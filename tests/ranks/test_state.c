@@ -1,13 +1,15 @@
 /*
  * test_state.c - histories of delayed scaling over ranks: with amax_group = "fsdp" those of one GPU that saw
- * the tokens of all, with "rank" each its own.
+ * the tokens of all, with "rank" each its own. A state goes on over another number of ranks.
  *
- * Rank r has tokens of amplitude 64^r; the last one has none in the first step.
+ * Rank r of RANKS has tokens of amplitude 64^r; the last one has none in the first step, and another comes
+ * late to the all-reduce of the second.
  */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "runtime/fp8_format.h"
 #include "runtime/fp8_model.h"
@@ -18,6 +20,7 @@ enum { RANKS = 3, STEPS = 3, TOKENS = 8, K = 64, BYTES = 1024 };
 
 struct state_case {
     const char *bundle;
+    const unsigned char *begin; /* saved data to begin with; NULL: empty histories */
     unsigned char saved[RANKS][STEPS][BYTES];
 };
 
@@ -95,12 +98,15 @@ static void body(struct rank *rank)
     struct side side = { 0 };
     size_t bytes;
     rank_check(rank, open_side(rank, c->bundle, &side));
+    rank_check(rank, fp8_state_bytes(side.state, &bytes) == FP8_OK && bytes <= BYTES);
+    rank_check(rank, !c->begin || fp8_state_load(side.state, c->begin, bytes, NULL) == FP8_OK);
     for (int step = 0; step < STEPS; step++) {
         if (step > 0 || rank->rank < RANKS - 1)
             rank_check(rank, quantize(&side, amplitude_of(rank->rank)));
+        if (step == 1 && rank->rank == 1)
+            usleep(10000);
         rank_check(rank, fp8_model_advance(side.model, side.state, NULL) == FP8_OK);
         rank_check(rank, fp8_comm_wait(rank->comm, NULL) == FP8_OK);
-        rank_check(rank, fp8_state_bytes(side.state, &bytes) == FP8_OK && bytes <= BYTES);
         rank_check(rank,
                    fp8_state_save(side.state, c->saved[rank->rank][step], bytes, NULL) == FP8_OK);
     }
@@ -109,7 +115,7 @@ static void body(struct rank *rank)
     close_side(&side);
 }
 
-static void run(const char *group, struct state_case *c)
+static void run(const char *group, int ranks, const unsigned char *begin, struct state_case *c)
 {
     char text[512], path[256];
     snprintf(text, sizeof text,
@@ -117,11 +123,12 @@ static void run(const char *group, struct state_case *c)
              "recipe = recipe.delayed { history_length = 4, amax_group = \"%s\" }, layers = {\n"
              "linear \"a\" { in_features = 32, out_features = 48 },\n"
              "linear \"b\" { in_features = %d, out_features = 40 } } }\n",
-             RANKS, group, K);
+             ranks, group, K);
     ranks_bundle(text, "none", path);
     memset(c, 0, sizeof *c);
     c->bundle = path;
-    ranks_run(RANKS, 60, body, c);
+    c->begin = begin;
+    ranks_run(ranks, 60, body, c);
     ranks_bundle_drop(path);
 }
 
@@ -138,7 +145,7 @@ static void test_shared(void **state)
     (void)state;
     static struct state_case c;
     static const float amaxes[STEPS] = { 64.0f, 4096.0f, 4096.0f };
-    run("fsdp", &c);
+    run("fsdp", RANKS, NULL, &c);
     for (int step = 0; step < STEPS; step++) {
         for (int rank = 0; rank < RANKS; rank++) {
             assert_true(scale_of(&c, rank, step) == 448.0f / amaxes[step]);
@@ -151,7 +158,7 @@ static void test_alone(void **state)
 {
     (void)state;
     static struct state_case c;
-    run("rank", &c);
+    run("rank", RANKS, NULL, &c);
     for (int step = 0; step < STEPS; step++) {
         for (int rank = 0; rank < RANKS; rank++) {
             bool ran = step > 0 || rank < RANKS - 1;
@@ -160,11 +167,30 @@ static void test_alone(void **state)
     }
 }
 
+/* What three ranks saved goes on with two: their amaxes are in the history until it has rolled over them. */
+static void test_another_sharding(void **state)
+{
+    (void)state;
+    static struct state_case three, two;
+    static const float amaxes[STEPS] = { 4096.0f, 4096.0f, 4096.0f };
+    run("fsdp", RANKS, NULL, &three);
+    run("fsdp", 2, three.saved[1][STEPS - 1], &two);
+    for (int step = 0; step < STEPS; step++) {
+        for (int rank = 0; rank < 2; rank++) {
+            assert_true(scale_of(&two, rank, step) == 448.0f / amaxes[step]);
+            assert_memory_equal(two.saved[rank][step], two.saved[0][step], BYTES);
+        }
+    }
+    run("fsdp", 2, two.saved[0][STEPS - 1], &three);
+    assert_true(scale_of(&three, 0, 0) == 448.0f / 64.0f); /* a history of four */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shared),
         cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_another_sharding),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

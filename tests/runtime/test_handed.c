@@ -12,16 +12,18 @@ enum { M = 37, N = 48, K = 129 };
 static const struct rig_spec specs[] = {
     { .out_features = N, .in_features = K, .bias = true },
     { .out_features = N, .in_features = K, .bias = true, .e4m3 = true, .power_of_two = true },
+    { .out_features = N, .in_features = K, .weight = FP8_DTYPE_FP32 },
     { .out_features = N, .in_features = K, .recipe = RIG_ROWWISE, .power_of_two = true },
     { .out_features = N, .in_features = K, .recipe = RIG_ROWWISE_HP_WGRAD, .power_of_two = true },
     { .out_features = N, .in_features = K, .recipe = RIG_BLOCK, .power_of_two = true },
     { .out_features = N, .in_features = K, .bf16 = true, .bias = true },
     { .out_features = N, .in_features = K, .bf16 = true },
 };
-enum { CURRENT, POWERS, ROWWISE, HP_WGRAD, BLOCK, BF16, BF16_WITHOUT_BIAS, LAYERS };
+enum { CURRENT, POWERS, MASTER, ROWWISE, HP_WGRAD, BLOCK, BF16, BF16_WITHOUT_BIAS, LAYERS };
 
 static struct rig_layers layers;
 static struct rig_tensor source[4]; /* by role */
+static struct rig_tensor master;    /* w in fp32, of values that bf16 has not */
 static struct rig_scratch workspace;
 static struct rig_block word;
 
@@ -39,6 +41,11 @@ static int open_all(void **state)
         rig_set(&source[role], rows[role] - 1, 0, -6.0f - (float)role); /* the amax */
         rig_tensor_push(&source[role]);
     }
+    rig_tensor_make(&master, "master", FP8_DTYPE_FP32, N, K, 1, 3, 0xFF);
+    for (int64_t i = 0; i < N * K; i++)
+        rig_set(&master, i / K, i % K, (float)rig_normal(9, (uint64_t)i));
+    rig_set(&master, 3, 4, -8.0f); /* the amax, as of w in bf16 */
+    rig_tensor_push(&master);
     size_t most = 0;
     for (int i = 0; i < LAYERS; i++) {
         size_t bytes = rig_bytes(&layers.layer[i], M, FP8_BYTES_WORKSPACE);
@@ -54,6 +61,7 @@ static int close_all(void **state)
     (void)state;
     for (int role = FP8_ROLE_X; role <= FP8_ROLE_DY; role++)
         rig_tensor_free(&source[role]);
+    rig_tensor_free(&master);
     rig_scratch_free(&workspace);
     rig_block_free(&word);
     rig_layers_close(&layers);
@@ -75,6 +83,11 @@ static size_t both_bytes(int layer, fp8_role role)
     return rig_bytes(&layers.layer[layer], M, sizes[role]);
 }
 
+static const fp8_tensor *source_of(int layer, fp8_role role)
+{
+    return layer == MASTER && role == FP8_ROLE_W ? &master.t : &source[role].t;
+}
+
 static void quantize(int layer, fp8_role role, uint32_t copies, const float *amax,
                      struct rig_operand *operand)
 {
@@ -83,7 +96,7 @@ static void quantize(int layer, fp8_role role, uint32_t copies, const float *ama
     rig_block_push(&operand->block);
     args.role = role;
     args.copies = copies;
-    args.source = &source[role].t;
+    args.source = source_of(layer, role);
     args.operand = &operand->op;
     args.amax = amax;
     args.call = call();
@@ -110,7 +123,7 @@ static fp8_status amax_of(int layer, fp8_role role, uint32_t accumulate)
     fp8_amax_args args = FP8_AMAX_ARGS_INIT;
     args.role = role;
     args.accumulate = accumulate;
-    args.source = &source[role].t;
+    args.source = source_of(layer, role);
     args.amax = (float *)(void *)word.device;
     args.call = call();
     return fp8_amax(layers.layer[layer].handle, &args);
@@ -121,7 +134,7 @@ static fp8_status amax_of(int layer, fp8_role role, uint32_t accumulate)
 static void a_given_amax_is_as_good_as_ones_own(void **state)
 {
     (void)state;
-    for (int layer = CURRENT; layer <= POWERS; layer++) {
+    for (int layer = CURRENT; layer <= MASTER; layer++) {
         for (int role = FP8_ROLE_X; role <= FP8_ROLE_DY; role++) {
             struct rig_operand own, given;
             RIG_OK(amax_of(layer, (fp8_role)role, 0));
@@ -154,28 +167,38 @@ static void amaxes_accumulate(void **state)
     source[FP8_ROLE_X].t.rows = M;
 }
 
-/* An amax of several ranks, larger than the tensor's own. */
+/* An amax of several ranks, larger than the tensor's own: of weights in bf16 and of fp32 masters, whose bytes
+ * are casts of the fp32 values. */
 static void weights_take_the_amax_of_an_optimizer(void **state)
 {
     (void)state;
-    struct rig_operand weight;
-    push_word(64.0f);
-    fp8_weight_args args = FP8_WEIGHT_ARGS_INIT;
-    rig_operand_make(&weight, both_bytes(CURRENT, FP8_ROLE_W), 0x7E);
-    rig_block_push(&weight.block);
-    args.w = &source[FP8_ROLE_W].t;
-    args.version = 1;
-    args.weight = &weight.op;
-    args.amax = (const float *)(const void *)word.device;
-    args.call = call();
-    RIG_OK(fp8_weight_update(layers.layer[CURRENT].handle, &args));
-    rig_block_pull(&weight.block, "weight");
-    const float *scales = (const float *)(const void *)weight.block.image;
-    assert_true(scales[0] == 7.0f && scales[8] == 64.0f);
-    assert_int_equal(weight.op.version, 1);
-    args.amax = (const float *)(const void *)(word.device + 2);
-    RIG_REFUSED(FP8_ERR_ALIGNMENT, fp8_weight_update(layers.layer[CURRENT].handle, &args));
-    rig_operand_free(&weight);
+    static const int weights[] = { CURRENT, MASTER };
+    for (int n = 0; n < 2; n++) {
+        struct rig_operand weight;
+        push_word(64.0f);
+        fp8_weight_args args = FP8_WEIGHT_ARGS_INIT;
+        rig_operand_make(&weight, both_bytes(weights[n], FP8_ROLE_W), 0x7E);
+        rig_block_push(&weight.block);
+        args.w = source_of(weights[n], FP8_ROLE_W);
+        args.version = 1;
+        args.weight = &weight.op;
+        args.amax = (const float *)(const void *)word.device;
+        args.call = call();
+        RIG_OK(fp8_weight_update(layers.layer[weights[n]].handle, &args));
+        rig_block_pull(&weight.block, "weight");
+        const float *scales = (const float *)(const void *)weight.block.image;
+        assert_true(scales[0] == 7.0f && scales[8] == 64.0f);
+        assert_int_equal(weight.op.version, 1);
+        struct rig_quantized want;
+        const float known = 7.0f;
+        rig_quantize_role(&want, &layers.layer[weights[n]], FP8_ROLE_W,
+                          n == 0 ? &source[FP8_ROLE_W] : &master, &known);
+        assert_memory_equal(weight.block.image + 256, want.row.codes, K);
+        rig_quantized_free(&want);
+        args.amax = (const float *)(const void *)(word.device + 2);
+        RIG_REFUSED(FP8_ERR_ALIGNMENT, fp8_weight_update(layers.layer[weights[n]].handle, &args));
+        rig_operand_free(&weight);
+    }
 }
 
 static void only_tensor_scales_take_an_amax(void **state)
@@ -202,7 +225,7 @@ static void a_transposed_copy_needs_no_tensor(void **state)
     (void)state;
     for (int layer = 0; layer < LAYERS; layer++) {
         for (int role = FP8_ROLE_X; role <= FP8_ROLE_DY; role++) {
-            bool possible = layer <= POWERS || (layer == BLOCK && role == FP8_ROLE_W);
+            bool possible = layer <= MASTER || (layer == BLOCK && role == FP8_ROLE_W);
             struct rig_operand both, made;
             if (layer >= BF16)
                 continue;

@@ -128,6 +128,33 @@ static void zeros_give_exact_zeros(void **state)
     }
 }
 
+/* One row and one column of nothing, of +0 and -0, in each tensor: finite scales for them, too. */
+static void rows_of_zeros_stay_zero(void **state)
+{
+    (void)state;
+    static const int inputs[] = { RIG_X, RIG_W, RIG_DY };
+    for (int which = 0; which < LAYERS; which++) {
+        struct rig_case c;
+        make(&c, which, 19, 300 + (uint64_t)which);
+        set_all(&c.tensor[RIG_BIAS], 0.0f);
+        for (int i = 0; i < 3; i++) {
+            struct rig_tensor *tensor = &c.tensor[inputs[i]];
+            for (int64_t j = 0; j < tensor->t.cols; j++)
+                rig_set(tensor, 7, j, j % 2 ? 0.0f : -0.0f);
+            for (int64_t j = 0; j < tensor->t.rows; j++)
+                rig_set(tensor, j, 5, 0.0f);
+        }
+        rig_case_run(&c);
+        rig_case_check(&c);
+        for (int64_t j = 0; j < c.tensor[RIG_Y].t.cols; j++)
+            assert_true(rig_get(&c.tensor[RIG_Y], 7, j) == 0.0f);
+        for (int64_t j = 0; j < c.tensor[RIG_DX].t.cols; j++)
+            assert_true(rig_get(&c.tensor[RIG_DX], 7, j) == 0.0f &&
+                        rig_get(&c.tensor[RIG_DW], 5, j) == 0.0f);
+        rig_case_free(&c);
+    }
+}
+
 /* ---- small and large ---- */
 
 static void smallest_values_stay_finite_and_visible(void **state)
@@ -161,32 +188,66 @@ static void product_of_two_tiny_scales_does_not_vanish(void **state)
     rig_case_free(&c);
 }
 
-/* No product of sums and scales on the way may overflow that the result does not. */
 static void largest_values_stay_right(void **state)
 {
     (void)state;
-    static const int inputs[] = { RIG_X, RIG_W, RIG_DY };
-    for (int n = 0; n < 3 * LAYERS; n++) {
+    for (int which = 0; which < LAYERS; which++) {
         struct rig_case c;
-        int input = inputs[n / LAYERS];
-        make(&c, n % LAYERS, 21, 30 + (uint64_t)n);
-        for (int i = 0; i < 3; i++) {
-            if (inputs[i] != input)
-                multiply_all(&c.tensor[inputs[i]], 0x1p-12f);
-        }
-        rig_set(&c.tensor[input], 2, 7, 3.3895e38f);
+        make(&c, which, 21, 30 + (uint64_t)which);
+        multiply_all(&c.tensor[RIG_W], 0x1p-12f);
+        multiply_all(&c.tensor[RIG_DY], 0x1p-12f);
+        rig_set(&c.tensor[RIG_X], 2, 7, 3.3895e38f);
         set_all(&c.tensor[RIG_BIAS], 0.0f);
         rig_case_run(&c);
         rig_case_check(&c);
-        const struct rig_tensor *y = &c.tensor[RIG_Y], *dx = &c.tensor[RIG_DX];
-        for (int64_t j = 0; j < y->t.cols && input == RIG_X; j++)
-            assert_true(isfinite(rig_get(y, 2, j)));
-        for (int64_t i = 0; i < y->t.rows && input == RIG_W; i++)
-            assert_true(isfinite(rig_get(y, i, 2)) && isfinite(rig_get(dx, i, 7)));
-        for (int64_t j = 0; j < dx->t.cols && input == RIG_DY; j++)
-            assert_true(isfinite(rig_get(dx, 2, j)));
+        for (int64_t j = 0; j < c.tensor[RIG_Y].t.cols; j++)
+            assert_true(isfinite(rig_get(&c.tensor[RIG_Y], 2, j)));
         rig_case_free(&c);
     }
+}
+
+static void expect_finite(const struct rig_tensor *tensor)
+{
+    for (int64_t i = 0; i < tensor->t.rows; i++) {
+        for (int64_t j = 0; j < tensor->t.cols; j++)
+            assert_true(isfinite(rig_get(tensor, i, j)));
+    }
+}
+
+/* No product of sums and scales on the way may overflow that the result does not. Outputs are fp32: in
+ * bf16 the error of all would be that of few roundings. */
+static void one_large_value_in_each_input(void **state)
+{
+    (void)state;
+    static const int inputs[] = { RIG_X, RIG_W, RIG_DY };
+    struct rig_spec specs[RIG_KINDS + 1];
+    struct rig_layers wide;
+    for (int kind = 0; kind <= RIG_KINDS; kind++) {
+        specs[kind] = (struct rig_spec){ .out_features = 80,
+                                         .in_features = 67,
+                                         .output = FP8_DTYPE_FP32,
+                                         .grad_input = FP8_DTYPE_FP32 };
+        rig_set_kind(&specs[kind], kind < RIG_KINDS ? kind : RIG_ROWWISE);
+        specs[kind].power_of_two = kind == RIG_KINDS || kind == RIG_BLOCK;
+    }
+    rig_layers_open(&wide, specs, RIG_KINDS + 1);
+    for (int n = 0; n < 3 * (RIG_KINDS + 1); n++) {
+        struct rig_case c;
+        rig_case_init(&c, &wide.layer[n / 3], 21, 400 + (uint64_t)n);
+        rig_case_make(&c);
+        for (int i = 0; i < 3; i++) {
+            if (i != n % 3)
+                multiply_all(&c.tensor[inputs[i]], 0x1p-12f);
+        }
+        rig_set(&c.tensor[inputs[n % 3]], 2, 7, 3.3895e38f);
+        rig_case_run(&c);
+        rig_case_check(&c);
+        expect_finite(&c.tensor[RIG_Y]);
+        expect_finite(&c.tensor[RIG_DX]);
+        expect_finite(&c.tensor[RIG_DW]);
+        rig_case_free(&c);
+    }
+    rig_layers_close(&wide);
 }
 
 static void scale_of_4_28125_is_not_made_in_bf16(void **state)
@@ -383,9 +444,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(zeros_give_exact_zeros, open_layers),
+        cmocka_unit_test(rows_of_zeros_stay_zero),
         cmocka_unit_test(smallest_values_stay_finite_and_visible),
         cmocka_unit_test(product_of_two_tiny_scales_does_not_vanish),
         cmocka_unit_test(largest_values_stay_right),
+        cmocka_unit_test(one_large_value_in_each_input),
         cmocka_unit_test(scale_of_4_28125_is_not_made_in_bf16),
         cmocka_unit_test(bad_elements_stay_local),
         cmocka_unit_test(a_tensor_of_nothing_finite_has_scale_one),
