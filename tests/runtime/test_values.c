@@ -9,6 +9,7 @@
 #include <math.h>
 
 #include "runtime/fp8_format.h"
+#include "runtime/fp8_state.h"
 #include "tests/runtime/rig.h"
 
 static struct rig_layers layers;
@@ -30,7 +31,10 @@ static int open_layers(void **state)
                    .output = FP8_DTYPE_FP32,
                    .grad_input = FP8_DTYPE_FP32 },
         [POW2] = { .out_features = 64, .in_features = 50, .power_of_two = true },
-        [DELAYED] = { .recipe = RIG_DELAYED, .out_features = 40, .in_features = 51 },
+        [DELAYED] = { .recipe = RIG_DELAYED,
+                      .out_features = 40,
+                      .in_features = 51,
+                      .weight = FP8_DTYPE_FP32 },
         [ROW] = { .recipe = RIG_ROWWISE,
                   .out_features = 80,
                   .in_features = 67,
@@ -346,8 +350,11 @@ static void weight_and_found_inf_of_each_call(void **state)
 
 /* ---- every cast ---- */
 
-static void quantize_and_check(int which, fp8_role role, struct rig_tensor *source)
+/* state: of recipe "delayed", without a history; its scales are 1. */
+static void quantize_and_check(int which, fp8_role role, struct rig_tensor *source,
+                               const fp8_state *state)
 {
+    static const float one = 1.0f;
     const struct rig_layer *layer = &layers.layer[which];
     fp8_bytes bytes = role == FP8_ROLE_X   ? FP8_BYTES_X
                       : role == FP8_ROLE_W ? FP8_BYTES_WEIGHT
@@ -366,8 +373,9 @@ static void quantize_and_check(int which, fp8_role role, struct rig_tensor *sour
     args.call.workspace = workspace.device;
     args.call.workspace_bytes = workspace.bytes;
     args.call.stream = rig.stream;
+    args.call.state = state;
     RIG_OK(fp8_quantize(layer->handle, &args));
-    rig_quantize_role(&want, layer, role, source, NULL);
+    rig_quantize_role(&want, layer, role, source, state != NULL ? &one : NULL);
     rig_check_operand("operand", &operand, &want);
     rig_tensor_unchanged(source);
     rig_scratch_check(&workspace, "workspace");
@@ -409,7 +417,7 @@ static void all_bf16_patterns_cast_alike(void **state)
                     }
                 }
                 rig_set(&source, 0, 0, limits[l] < 3e38f ? limits[l] : 1.0f);
-                quantize_and_check(casts[n].layer, casts[n].role, &source);
+                quantize_and_check(casts[n].layer, casts[n].role, &source, NULL);
                 rig_tensor_free(&source);
             }
         }
@@ -436,8 +444,44 @@ static void float32_ties_round_to_even(void **state)
     rig_set(&source, rows - 1, cols - 1, -448.0f);
     rig_set(&source, 0, 0, INFINITY);
     rig_set(&source, 0, 1, NAN);
-    quantize_and_check(FP32, FP8_ROLE_W, &source);
+    quantize_and_check(FP32, FP8_ROLE_W, &source, NULL);
     rig_tensor_free(&source);
+}
+
+/* With a scale that knows nothing of the tensor: what is beyond the largest value saturates, inf and NaN
+ * stay visible, and what is below half the smallest value vanishes; every bf16 pattern, and float32 on
+ * both sides of each limit. */
+static void values_beyond_the_scale_saturate(void **state)
+{
+    (void)state;
+    static const float edges[] = { 448.0f,  464.0f,   465.0f,   480.0f, 1e9f,     3.4e38f,
+                                   0x1p-9f, 0x1p-10f, INFINITY, NAN,    57344.0f, 61439.0f };
+    static const fp8_role roles[] = { FP8_ROLE_X, FP8_ROLE_DY };
+    const struct rig_layer *layer = &layers.layer[DELAYED];
+    const fp8_layer *list[] = { layer->handle };
+    fp8_state *fresh;
+    struct rig_tensor source;
+    RIG_OK(fp8_state_create(list, 1, &fresh));
+    for (int n = 0; n < 2; n++) {
+        int64_t cols = n == 0 ? layer->info.in_features : layer->info.out_features;
+        for (uint32_t first = 0; first < 65536; first += (uint32_t)(512 * cols)) {
+            rig_tensor_make(&source, "source", FP8_DTYPE_BF16, 512, cols, n, 1, 0xFF);
+            for (int64_t i = 0; i < 512 * cols; i++)
+                rig_set_bits(&source, i / cols, i % cols, (first + (uint32_t)i) & 0xFFFF);
+            quantize_and_check(DELAYED, roles[n], &source, fresh);
+            rig_tensor_free(&source);
+        }
+    }
+    int64_t rows = layer->info.out_features, cols = layer->info.in_features;
+    rig_tensor_make(&source, "w", FP8_DTYPE_FP32, rows, cols, 1, 1, 0xFF);
+    for (int64_t i = 0; i < rows * cols; i++) {
+        float edge = edges[i % 12], toward = i / 12 % 3 == 0 ? 0.0f : FLT_MAX;
+        float value = i / 12 % 3 == 2 || !isfinite(edge) ? edge : nextafterf(edge, toward);
+        rig_set(&source, i / cols, i % cols, i % 5 == 0 ? -value : value);
+    }
+    quantize_and_check(DELAYED, FP8_ROLE_W, &source, fresh);
+    rig_tensor_free(&source);
+    fp8_state_destroy(fresh);
 }
 
 int main(void)
@@ -454,6 +498,7 @@ int main(void)
         cmocka_unit_test(a_tensor_of_nothing_finite_has_scale_one),
         cmocka_unit_test(weight_and_found_inf_of_each_call),
         cmocka_unit_test(all_bf16_patterns_cast_alike),
+        cmocka_unit_test(values_beyond_the_scale_saturate),
         cmocka_unit_test_teardown(float32_ties_round_to_even, close_layers),
     };
     return RIG_RUN(tests);
