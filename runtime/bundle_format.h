@@ -277,8 +277,8 @@
  *   negative (did not run) counts as 0. row, transposed: as in quantize. found_inf, dbias_partials:
  *   as in amax. partials is only read where fresh is given.
  *
- * column_sums: dbias[j] = (accumulate ? dbias[j] : 0) + sum over r < partial_rows, ascending, of
- *   partials[r][j], in fp32. dbias NULL: nothing.
+ * column_sums: dbias[j] = (accumulate ? dbias[j] : 0) + sum over r < partial_rows of partials[r][j],
+ *   in fp32 and in an order that depends on partial_rows alone. dbias NULL: nothing.
  *
  * quantize_row: row[i,j] = cast(source[i,j] * scale of row i), from the amax of row i, zero outside
  *   rows x cols; row_scales[i] = scale_inv, 0 for i >= rows up to roundup(rows, 16). row may be NULL,

@@ -166,8 +166,7 @@ local kernel_kinds = {
         template = "column_sums.cu",
         name = function() return "column_sums" end,
         parameters = function() return {} end,
-        block = 128,
-        grid = tiles(ALL, 128, 8, true),
+        grid = tiles(ALL, 32, 8, true), -- 32 columns a CTA
         over = { rows = "partial_rows", cols = "cols" },
     },
     quantize_row = row_kind(false),
