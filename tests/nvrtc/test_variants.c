@@ -81,6 +81,14 @@ static void test_every_variant(void **state)
     fp8gen_close(gen);
 }
 
+/* Kernels are launched while the one before may still run, so each must wait for it. */
+static void check_waits(const struct gen_kernel *kernel)
+{
+    if (strstr(kernel->body, "start_kernel(") == NULL &&
+        strstr(kernel->body, "wait_for_previous_kernel(") == NULL)
+        fail_msg("%s does not wait for the kernel before it", kernel->template_name);
+}
+
 /* The spec above covers every template that there is. */
 static void test_every_template(void **state)
 {
@@ -88,6 +96,8 @@ static void test_every_template(void **state)
     struct gen_plan *plan;
     struct fp8gen *gen = rig_open_gemm(rig_every_variant, NULL, "generated");
     assert_int_equal(gen_expand_plan(gen, &plan), FP8GEN_OK);
+    for (int32_t i = 0; i < plan->count; i++)
+        check_waits(&plan->kernels[i]);
     for (const struct embedded_file *file = gen_embedded_files; file->name != NULL; file++) {
         size_t length = strlen(file->name);
         if (length < 3 || strcmp(file->name + length - 3, ".cu") != 0)
