@@ -3,7 +3,7 @@
 
     python bench_torch.py layers       forward + backward, kernels, memory, host time
     torchrun --nproc-per-node 2 bench_torch.py wire      weight parallel: bytes and time
-    python bench_torch.py losses FP8.csv BF16.csv BF16_OTHER_SEED.csv      of train_llama.py runs
+    python bench_torch.py losses FP8_1.csv FP8_2.csv BF16_1.csv BF16_2.csv      of train_llama.py runs
 
 Prints JSON lines: a header object, then one object a row with bench, case, M, N, K, pass, recipe,
 value, unit, baseline, baseline_name, ratio (> 1: better than the baseline). --append leaves the
@@ -176,9 +176,8 @@ def tensors(m, n, k):
 
 def step(function, x, w, dy, fresh=False):
     def run():
-        if fresh:  # as after an optimizer's step: the weight is quantised again, histories roll
+        if fresh:  # as after an optimizer's step: the weight is quantised again
             fp8.weights_changed()
-            fp8.advance_scales()
         function(x, w).backward(dy)
         x.grad = w.grad = None
 
@@ -215,6 +214,7 @@ def layers(shapes):
                 "delayed": step(
                     lambda x, w: fp8.fp8_linear(x, w, None, state), x, w, dy, fresh=True
                 ),
+                "delayed kept": step(lambda x, w: fp8.fp8_linear(x, w, None, state), x, w, dy),
                 "kept": step(fp8.fp8_linear, x, w, dy),
                 "scaled_mm": step(baseline, x, w, dy),
                 "bf16": step(F.linear, x, w, dy),
@@ -224,8 +224,9 @@ def layers(shapes):
             ("linear", "fp8"),
             ("linear, weight kept", "kept"),
             ("linear", "delayed"),
+            ("linear, weight kept", "delayed kept"),
         ):
-            more = {"recipe": "delayed"} if key == "delayed" else None
+            more = {"recipe": "delayed"} if key.startswith("delayed") else None
             for base, said in (("scaled_mm", name), ("bf16", "bf16 F.linear, eager")):
                 row(case, shape, "fwd+bwd", times[key], "us", times[base], said, more)
         del x, w, dy
@@ -405,27 +406,38 @@ def main_wire(args):
 
 
 def main_losses(args):
+    """FP8 runs of several seeds against bf16 runs of the same seeds, by three measures."""
     from train_llama import read_csv
 
-    curves = [read_csv(path) for path in args.files]
-    tail = [statistics.mean(c[-50:]) for c in curves]
-    steps = len(curves[0])
-    spread = abs(tail[1] / tail[2] - 1) if len(tail) > 2 else None
-    row(
-        f"train_llama, mean loss of the last 50 of {steps} steps",
-        (0, 0, 0),
-        "train",
-        tail[0],
-        "nats",
-        tail[1],
-        "bf16 twin",
-        {
-            "difference": tail[0] / tail[1] - 1,
-            "spread_of_bf16_seeds": spread,
-            "bf16_first": curves[1][0],
-            "recipe": args.recipe,
-        },
-    )
+    half = len(args.files) // 2
+    runs, twins = args.files[:half], args.files[half:]
+    steps = len(read_csv(runs[0]))
+
+    def last(count):
+        return lambda path: statistics.mean(read_csv(path)[-count:])
+
+    for name, measure in (
+        (f"mean loss of the last 50 of {steps} steps", last(50)),
+        (f"mean loss of the last 200 of {steps} steps", last(200)),
+        (f"loss on held-out text after {steps} steps", lambda p: read_csv(p, "held_out")[-1]),
+    ):
+        ours, theirs = [measure(p) for p in runs], [measure(p) for p in twins]
+        mean, base = statistics.mean(ours), statistics.mean(theirs)
+        row(
+            f"train_llama, {name}",
+            (0, 0, 0),
+            "train",
+            mean,
+            "nats",
+            base,
+            f"bf16 twins, {half} seed(s)",
+            {
+                "difference": mean / base - 1,
+                "difference_of_seeds": [a / b - 1 for a, b in zip(ours, theirs)],
+                "spread_of_bf16_seeds": (max(theirs) - min(theirs)) / base,
+                "recipe": args.recipe,
+            },
+        )
 
 
 def main():
@@ -437,8 +449,8 @@ def main():
     parser.add_argument("--repeat", type=int, default=10)
     parser.add_argument("--recipe", default="current", help="of the FP8 run whose losses these are")
     args = parser.parse_intermixed_args()
-    if args.what == "losses" and len(args.files) < 2:
-        parser.error("losses takes FP8.csv BF16.csv [BF16_OTHER_SEED.csv]")
+    if args.what == "losses" and (not args.files or len(args.files) % 2):
+        parser.error("losses takes the CSV of FP8 runs and then those of as many bf16 runs")
     torch.manual_seed(0)
     if not args.append and os.environ.get("RANK", "0") == "0":
         print(json.dumps(header()), flush=True)

@@ -3,7 +3,7 @@
 # losses.
 #
 # Without a word: tests and bench, under 3 minutes on one GPU; what needs two runs if there are two.
-# train: 1,000 steps of train_llama.py in every recipe and of two bf16 seeds. Needs the built
+# train: 1,000 steps of train_llama.py in every recipe and in bf16, of each of SEEDS. Needs the built
 # libraries (FP8GEN_LIBRARY_DIR, or build/lib) and a python with PyTorch (PYTHON, else python3).
 # Every step has its own time limit, and the next ones run whatever happened. OUT (default:
 # build/torch-check) gets torch.jsonl, the logs, curves. Exit code: the number of steps that failed.
@@ -79,18 +79,28 @@ if [[ $wanted == *" bench "* ]]; then
     fi
 fi
 if [[ $wanted == *" train "* ]]; then
-    run=("$python" "$here/train_llama.py" --steps 1000 --every 100 --tokens 8192)
-    # At once: what counts is the losses.
-    step train_bf16 280 "${run[@]}" --precision bf16 --out "$out/bf16" &
-    step train_bf16_seed2 280 "${run[@]}" --precision bf16 --seed 2 --out "$out/bf16_seed2" &
+    run=("$python" "$here/train_llama.py" --steps 1000 --every 100 --tokens 8192 --held-out 64)
     recipes="current delayed rowwise rowwise_hp_wgrad block"
-    for recipe in $recipes; do
-        step "train_$recipe" 280 "${run[@]}" --recipe $recipe --out "$out/$recipe" &
+    seeds=${SEEDS:-1 2}
+    # At once, spread over the GPUs: what counts is the losses.
+    IFS=, read -ra cards <<<"${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((gpus - 1)))}"
+    turn=0
+    for seed in $seeds; do
+        for recipe in bf16 $recipes; do
+            flags="--recipe $recipe"
+            [ $recipe = bf16 ] && flags="--precision bf16"
+            CUDA_VISIBLE_DEVICES=${cards[turn++ % ${#cards[@]}]} step "train_${recipe}_$seed" 280 \
+                "${run[@]}" $flags --seed "$seed" --out "$out/${recipe}_$seed" &
+        done
     done
     wait
     for recipe in $recipes; do
+        files=()
+        for kind in $recipe bf16; do
+            for seed in $seeds; do files+=("$out/${kind}_$seed.csv"); done
+        done
         step "losses_$recipe" 60 "$python" "$here/bench_torch.py" losses --append \
-            --recipe $recipe "$out/$recipe.csv" "$out/bf16.csv" "$out/bf16_seed2.csv"
+            --recipe "$recipe" "${files[@]}"
         cat "$out/losses_$recipe.out" >>"$out/torch.jsonl"
     done
 fi

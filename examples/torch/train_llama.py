@@ -298,12 +298,27 @@ def text(limit=32 << 20):
     return torch.frombuffer(data[:limit], dtype=torch.uint8)
 
 
-def batch(data, step, rank, world, args, device):
+HELD_OUT = 1 << 20  # bytes at the end of the text that no step sees
+
+
+def batch(data, seed, args, device):
     """Depends on nothing but its arguments: a resumed run sees the same."""
-    generator = torch.Generator().manual_seed(args.seed * 1000003 + step * world + rank)
+    generator = torch.Generator().manual_seed(seed)
     start = torch.randint(len(data) - args.length - 1, (args.batch,), generator=generator)
     rows = torch.stack([data[s : s + args.length + 1] for s in start.tolist()]).long().to(device)
     return rows[:, :-1], rows[:, 1:]
+
+
+@torch.no_grad()
+def held_out_loss(model, data, args, device):
+    """Mean over args.held_out batches, the same in every run, spread over the ranks."""
+    world, rank = model.zero.world, model.zero.rank
+    total = torch.zeros((), device=device)
+    for i in range(args.held_out):
+        total += model(*batch(data[-HELD_OUT:], i * world + rank, args, device))
+    if world > 1:
+        dist.all_reduce(total)
+    return (total / (args.held_out * world)).item()
 
 
 def write_svg(path, curves, title):
@@ -349,9 +364,9 @@ def write_svg(path, curves, title):
         file.write("\n".join(out) + "\n</svg>\n")
 
 
-def read_csv(path):
+def read_csv(path, column="loss"):
     with open(path) as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
+        return [float(row[column]) for row in csv.DictReader(file) if row[column]]
 
 
 def save(path, zero, step, losses):
@@ -408,6 +423,10 @@ def options(arguments):
     p.add_argument("--save-at", type=int, default=0, help="after so many steps; 0: at the end")
     p.add_argument("--resume", metavar="FILE")
     p.add_argument("--out", metavar="PREFIX", help="writes PREFIX.csv and PREFIX.svg")
+    p.add_argument(
+        "--held-out", type=int, default=0, metavar="N", help="after the last step, the loss of N "
+        "batches of a text that was held out"
+    )
     p.add_argument(
         "--compare", nargs="*", default=[], metavar="CSV", help="further curves in the SVG"
     )
@@ -469,9 +488,9 @@ def main(arguments=None):
     for step in range(first, args.steps):
         total = torch.zeros((), device=device)
         for micro in range(args.micro_batches):
-            tokens, targets = batch(
-                data, step * args.micro_batches + micro, zero.rank, zero.world, args, device
-            )
+            seed = step * args.micro_batches + micro
+            seed = args.seed * 1000003 + seed * zero.world + zero.rank
+            tokens, targets = batch(data[:-HELD_OUT], seed, args, device)
             loss = model(tokens, targets) / args.micro_batches
             loss.backward()
             total += loss.detach()
@@ -495,11 +514,14 @@ def main(arguments=None):
             save(args.save, zero, step + 1, losses)
     if args.save and not args.save_at:
         save(args.save, zero, args.steps, losses)
+    held = held_out_loss(model, data, args, device) if args.held_out else None
+    if held is not None:
+        say(f"held-out loss {held:.5f}, of {args.held_out * args.tokens * zero.world} tokens")
     if args.out and zero.rank == 0:
+        rows = [[i, repr(loss), ""] for i, loss in enumerate(losses)]
+        rows[-1][2] = "" if held is None else repr(held)
         with open(args.out + ".csv", "w", newline="") as file:
-            csv.writer(file).writerows(
-                [("step", "loss"), *((i, repr(l)) for i, l in enumerate(losses))]
-            )
+            csv.writer(file).writerows([("step", "loss", "held_out"), *rows])
         curves = {os.path.basename(args.out): losses}
         curves.update({os.path.splitext(os.path.basename(p))[0]: read_csv(p) for p in args.compare})
         write_svg(
