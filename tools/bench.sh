@@ -13,19 +13,33 @@ sources() { # as git lists them, or, without git, as they lie here
 hash=$(sources | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -d' ' -f1)
 status=0
 gpus=$("$BUILD/bin/fp8gen" doctor 2>/dev/null | grep -c 'compute capability')
-for what in gemm quantize layer host shard; do
-    if [ $what = shard ] && [ "$gpus" -lt 2 ]; then
-        echo "fp8gen bench shard needs 2 GPUs, there are $gpus: $results/shard.jsonl stays as it is"
-        continue
-    fi
-    echo "fp8gen bench $what"
-    spec=
-    [ $what = host ] && spec=specs/llama3_8b.lua
-    if "$BUILD/bin/fp8gen" bench $what $spec --json --source-hash "$hash" >$results/.$what.new; then
-        mv $results/.$what.new $results/$what.jsonl
+measure() { # file, the benchmark and its options
+    local file=$1
+    shift
+    echo "fp8gen bench $*"
+    if "$BUILD/bin/fp8gen" bench "$@" --json --source-hash "$hash" >"$results/.$file.new"; then
+        mv "$results/.$file.new" "$results/$file.jsonl"
     else
         status=$?
-        rm -f $results/.$what.new
+        rm -f "$results/.$file.new"
     fi
-done
+}
+measure gemm gemm
+measure quantize quantize
+measure layer layer
+measure host host specs/llama3_8b.lua
+# the four linears of Llama-3 8B over two GPUs; the five of Llama-3 70B over half of the GPUs and over all
+measure_ranks() { # file, GPUs that it needs, options
+    local file=$1 needed=$2
+    shift 2
+    if [ "$gpus" -ge "$needed" ]; then
+        measure "$file" shard "$@"
+    else
+        echo "fp8gen bench shard $*: needs $needed GPUs, there are $gpus: $results/$file.jsonl stays as it is"
+    fi
+}
+block70=(--shape 10240,8192 --shape 8192,8192 --shape 28672,8192 --shape 28672,8192 --shape 8192,28672)
+measure_ranks shard 2
+measure_ranks shard_x4 4 --ranks 4 --ranks 2 --blocks 2 "${block70[@]}"
+measure_ranks shard_x8 8 --ranks 8 --ranks 4 --blocks 2 "${block70[@]}"
 exit $status

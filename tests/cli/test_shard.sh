@@ -27,6 +27,22 @@ run fp8gen plan $spec --fsdp 8 --rank 8
 expect_code 2
 expect_err_has "--rank 8: the mesh has 8 ranks, from 0"
 
+case_of "the rows of all ranks are those of w, once each; every rank plans the same collectives"
+for ranks in 3 8 64; do
+    at=0 lines=
+    for ((rank = 0; rank < ranks; rank++)); do
+        run fp8gen plan $spec --fsdp $ranks --rank $rank --layer head
+        expect_code 0
+        first=$(sed -n 's/.*: rows \([0-9]*\) to .*/\1/p' "$out") end=$(sed -n 's/.*: rows [0-9]* to \([0-9]*\) of w.*/\1/p' "$out")
+        [ "${first:-$at}" = $at ] || fail "rank $rank of $ranks begins at $at"
+        at=$((${end:-$((at - 1))} + 1))
+        collectives=$(sed -n '/^collectives/,$p' "$out")
+        [ -z "$lines" ] || [ "$lines" = "$collectives" ] || fail "the collectives of rank 0 expected"
+        lines=$collectives
+    done
+    [ $at = 2556 ] || fail "2556 rows over $ranks ranks, not $at"
+done
+
 case_of "as JSON: the same plan for all ranks, and a rank's rows"
 run fp8gen plan $spec --fsdp 3 --rank 1 --layer head --json
 expect_code 0
