@@ -38,6 +38,7 @@ measure_ranks() { # file, GPUs that it needs, options
         echo "fp8gen bench shard $*: needs $needed GPUs, there are $gpus: $results/$file.jsonl stays as it is"
     fi
 }
+# shellcheck disable=SC2054
 block70=(--shape 10240,8192 --shape 8192,8192 --shape 28672,8192 --shape 28672,8192 --shape 8192,28672)
 measure_ranks shard 2
 measure_ranks shard_x4 4 --ranks 4 --ranks 2 --blocks 2 "${block70[@]}"
