@@ -27,14 +27,22 @@ static int failed(const struct gather *g, fp8_status status, const char *what)
     return cli_fp8_failed(status, "rank %d, %s", g->r->rank->rank, what);
 }
 
-static int open_gather(struct gather *g, struct shard_bench_rank *r, fp8_comm *comm, size_t bytes)
+/* times: of what one rank's pieces of all take. */
+static int open_bytes(struct gather *g, struct shard_bench_rank *r, fp8_comm *comm, size_t bytes,
+                      size_t times)
 {
     *g = (struct gather){ .r = r, .comm = comm, .bytes = bytes };
-    fp8_status status = fp8_comm_alloc(comm, bytes * (size_t)r->rank->ranks, &g->memory);
+    const size_t all = times * bytes * (size_t)r->rank->ranks;
+    fp8_status status = fp8_comm_alloc(comm, all, &g->memory);
     if (!status) /* zeros are a valid shard */
-        status = fp8_memory_fill(r->rank->device.context, g->memory, 0,
-                                 bytes * (size_t)r->rank->ranks, r->rank->device.stream);
+        status =
+            fp8_memory_fill(r->rank->device.context, g->memory, 0, all, r->rank->device.stream);
     return status ? failed(g, status, "memory of a gather") : CLI_DONE;
+}
+
+static int open_gather(struct gather *g, struct shard_bench_rank *r, fp8_comm *comm, size_t bytes)
+{
+    return open_bytes(g, r, comm, bytes, 1);
 }
 
 static void close_gather(struct gather *g)
@@ -122,6 +130,17 @@ struct sum {
     fp8_dtype dtype;
 };
 
+/* Every rank's part to every rank: what an exchange moves before the sum of our own. */
+static int run_exchange(void *user)
+{
+    struct gather *g = user;
+    fp8_exchange_part part = { g->memory, (char *)g->memory + (size_t)g->r->rank->ranks * g->bytes,
+                               g->bytes };
+    fp8_status status = fp8_comm_all_to_all(g->comm, &part, 1, "a benchmark's gradients",
+                                            g->r->rank->device.stream);
+    return status ? failed(g, status, "exchanging") : CLI_DONE;
+}
+
 static int run_sum(void *user)
 {
     struct sum *s = user;
@@ -166,6 +185,53 @@ static int measure_sum(struct shard_bench_rank *r, size_t bytes, fp8_dtype dtype
     return code;
 }
 
+/* NCCL before 2.28 has no all_to_all; the host's ranks have. */
+static bool exchanges(const struct shard_bench_rank *r)
+{
+    fp8_comm_info info = { .size = sizeof info };
+    fp8_comm_describe(r->comm, &info);
+    return info.is_copy_engine || !r->own_comms;
+}
+
+/* Copies alone against the collective that sums bf16 over the same links. */
+static int measure_exchange(struct shard_bench_rank *r, size_t bytes)
+{
+    struct gather both = { 0 };
+    struct sum sum = { .dtype = FP8_DTYPE_BF16 };
+    struct bench_shape shape = { 0 };
+    char pass[48];
+    int code = open_bytes(&both, r, r->comm, bytes, 2);
+    if (!code)
+        code = open_gather(&sum.memory, r, r->comm, bytes);
+    struct shard_bench_item items[] = { { run_exchange, &both, 0 }, { run_sum, &sum, 0 } };
+    if (!code)
+        code = shard_bench_measure(r, items, 2, bytes < (64u << 20) ? 40 : 10);
+    snprintf(pass, sizeof pass, "all_to_all %zu MiB", bytes >> 20);
+    if (!code) {
+        struct bench_result result = {
+            .bench = "shard",
+            .name = "exchange_copy_engine",
+            .pass = pass,
+            .shape = &shape,
+            .unit = "GB/s",
+            .value = bus(r, (double)bytes, items[0].seconds),
+            .baseline = bus(r, (double)bytes, items[1].seconds),
+            .baseline_name = "reduce_scatter of bf16, bus bandwidth",
+            .launches = -1,
+        };
+        double given = (double)bytes * r->rank->ranks;
+        struct shard_bench_times times = {
+            { items[0].seconds, items[1].seconds },
+            { shard_bench_collective(r, "all_to_all", "copy_engine", given),
+              shard_bench_collective(r, "reduce_scatter", "bf16", given) }
+        };
+        shard_bench_row(r, &result, &times, sizes(r, (double)bytes, items[0].seconds));
+    }
+    close_gather(&sum.memory);
+    close_gather(&both);
+    return code;
+}
+
 int shard_bench_gathers(struct shard_bench_rank *r)
 {
     size_t most = (size_t)r->bench->values->mib << 20;
@@ -176,6 +242,8 @@ int shard_bench_gathers(struct shard_bench_rank *r)
         code = measure_sum(r, bytes, FP8_DTYPE_BF16);
         if (!code)
             code = measure_sum(r, bytes, FP8_DTYPE_FP32);
+        if (!code && exchanges(r))
+            code = measure_exchange(r, bytes);
     }
     return code;
 }

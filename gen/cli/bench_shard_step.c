@@ -348,12 +348,23 @@ static double predicted(const struct step *s, const char *name)
     return json_is_number(seconds) ? json_number_value(seconds) : NAN;
 }
 
+/* Whether gradients are exchanged and added, as the model decides it. */
+static bool exchanges(const struct step *s)
+{
+    fp8_comm_info info = { .size = sizeof info };
+    fp8_model_reduce wanted = reduce_of(s->r->bench->values->reduce);
+    fp8_comm_describe(s->r->comm, &info);
+    return wanted == FP8_REDUCE_EXCHANGE ||
+           (wanted == FP8_REDUCE_AUTO && (info.is_copy_engine || !s->r->own_comms));
+}
+
 /* With the quantisation of the weights too, or without. */
 static struct shard_bench_times times_of(const struct step *s, double alone, double sharded,
                                          bool updated)
 {
     const double of_alone = predicted(s, "alone") + (updated ? predicted(s, "update_alone") : 0);
-    const double of_step = predicted(s, "step") + (updated ? predicted(s, "update") : 0);
+    const double of_step = predicted(s, exchanges(s) ? "step" : "by_collective") +
+                           (updated ? predicted(s, "update") : 0);
     return (struct shard_bench_times){
         { sharded, alone }, { isnan(of_step) ? -1 : of_step, isnan(of_alone) ? -1 : of_alone }
     };

@@ -105,7 +105,7 @@ void plan_print_step(const json_t *predicted, int64_t ranks)
            cli_format_seconds(b, plan_number(predicted, "step")),
            cli_format_seconds(c, plan_number(predicted, "exposed")),
            cli_format_seconds(d, plan_number(predicted, "all_gather")));
-    printf("sums %s)\n", cli_format_seconds(a, plan_number(predicted, "reduce_scatter")));
+    printf("sums %s)\n", cli_format_seconds(a, plan_number(predicted, "reduce")));
 }
 
 /* Puts a rank and its rows into the plan. */

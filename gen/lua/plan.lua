@@ -139,6 +139,7 @@ local function timed(layer, record, ranks, format)
         gather = 1.0 * shard.payload(layer, ranks, format),
         reduce = 1.0 * shard.gradient(layer, ranks),
         grads = layer.grad_weight,
+        sum = cost.moving(shard.gradient(layer, ranks) * (ranks + 1.0) / ranks),
         amaxes = shard.amaxes(layer),
         transpose = layer.compute == "bf16" and 0.0
             or cost.moving(2.0 * layer.in_features * layer.out_features),
@@ -151,8 +152,11 @@ end
 local function predicted_of(model, layers, format)
     local list, ranks = {}, model.mesh.fsdp
     for i, layer in ipairs(model.layers) do list[i] = timed(layer, layers[i], ranks, format) end
-    local seconds = step.model(list, ranks, model.shard.backward == "keep")
+    local options = { keep = model.shard.backward == "keep" }
+    local seconds = step.model(list, ranks, options)
     if not seconds then return format.null end
+    options.collective = true
+    seconds.by_collective = step.model(list, ranks, options).step
     for name, value in pairs(seconds) do seconds[name] = cost.rounded(value) end
     return seconds
 end

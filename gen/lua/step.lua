@@ -5,7 +5,7 @@
 -- people: nothing is chosen by it, and nothing here knows a spec, a kernel or a device.
 --
 -- The step is played, not summed: one stream computes, one communicates, as runtime/model_gather.c and
--- model_pass.c enqueue them (two slots, one group ahead, sums behind wgrad in two buffers). What runs
+-- model_pass.c enqueue them (two slots, one group ahead, sums behind wgrad from two buffers). What runs
 -- beside a collective runs slower; waiting and slowing together are what is exposed.
 
 local M = {}
@@ -26,6 +26,12 @@ local NETWORK = {
             { ranks = 4, least = 62e-6, { 21e-6, 301e9 }, { 45e-6, 334e9 } },
         },
     },
+    all_to_all = {
+        copy_engine = {
+            { ranks = 2, least = 49e-6, { 17e-6, 393e9 } },
+            { ranks = 4, least = 64e-6, { 32e-6, 394e9 } },
+        },
+    },
     reduce_scatter = {
         bf16 = {
             { ranks = 2, least = 35e-6, { 10e-6, 184e9 } },
@@ -40,19 +46,20 @@ local NETWORK = {
 }
 
 -- Share of a second that compute loses while such a collective runs beside it.
-local SLOWED = { all_gather = 0.1, reduce_scatter = 0.3 }
+local SLOWED = { all_gather = 0.1, all_to_all = 0.1, reduce_scatter = 0.3, sum = 0.5 }
 
 -- Bytes that cross a rank's links, in each direction. bytes: what a rank sends of a gather, gives to a sum.
 function M.crossing(op, bytes, ranks)
     if op == "all_gather" then return bytes * (ranks - 1.0) end
-    return bytes * (ranks - 1.0) / ranks * (op == "reduce_scatter" and 1 or 2)
+    return bytes * (ranks - 1.0) / ranks * (op == "all_reduce_max" and 2 or 1)
 end
 
--- Seconds of a collective. way: of a gather "copy_engine" (nil: this) or "kernels", of a sum the dtype of its
--- numbers. nil: not known.
+-- Seconds of a collective. way: of all_gather and all_to_all "copy_engine" (nil: this) or "kernels", of a sum
+-- the dtype of its numbers. nil: not known.
 function M.collective(op, bytes, ranks, way)
     if way == "fp16" then way = "bf16" end
-    local list = NETWORK[op] and NETWORK[op][way or op == "all_gather" and "copy_engine" or "fp32"]
+    local ways = NETWORK[op]
+    local list = ways and ways[way or ways.copy_engine and "copy_engine" or "fp32"]
     if not list or ranks > HOST_RANKS then return nil end
     if ranks < 2 then return 0.0 end
     local by = list[1]
@@ -70,18 +77,31 @@ end
 
 -- The stream of the collectives: when it is free, and what it did when.
 local function new_network(ranks)
-    return { ranks = ranks, free = 0.0, spans = {}, first = 1, all_gather = 0.0, reduce_scatter = 0.0 }
+    return { ranks = ranks, free = 0.0, spans = {}, first = 1, all_gather = 0.0, reduce = 0.0 }
 end
 
--- A collective that starts when the stream is free, and not before `after`. Returns its end.
-local function communicate(network, op, bytes, after, way)
-    local seconds = bytes > 0 and M.collective(op, bytes, network.ranks, way) or 0.0
+-- Work of so many seconds when the stream is free, and not before `after`. Returns its end.
+local function occupy(network, what, seconds, after)
     local start = math.max(network.free, after)
     network.free = start + seconds
-    network[op] = network[op] + seconds
     network.spans[#network.spans + 1] = { start = start, finish = network.free,
-        slowed = SLOWED[op] }
+        slowed = SLOWED[what] }
     return network.free
+end
+
+-- Sums of a gradient: an exchange and a kernel that adds, or the collective. Returns when dw is free again.
+local function reduce(network, layer, after, collective)
+    local op = collective and "reduce_scatter" or "all_to_all"
+    local way = collective and layer.grads or nil
+    if layer.reduce == 0 then return after end
+    local seconds = M.collective(op, layer.reduce, network.ranks, way)
+    local free = occupy(network, op, seconds, after)
+    network.reduce = network.reduce + seconds
+    if not collective then
+        occupy(network, "sum", layer.sum, free)
+        network.reduce = network.reduce + layer.sum
+    end
+    return free
 end
 
 -- Runs `seconds` of compute from `now`, longer by what collectives beside it take. Returns the end.
@@ -136,7 +156,9 @@ local function bring(play, group, needed)
     if not slot then
         slot = take_slot(play.slots, group, needed)
         if not slot then return end
-        slot.arrived = communicate(play.network, "all_gather", bytes, slot.read)
+        local seconds = bytes > 0 and M.collective("all_gather", bytes, play.network.ranks) or 0.0
+        slot.arrived = occupy(play.network, "all_gather", seconds, slot.read)
+        play.network.all_gather = play.network.all_gather + seconds
     end
     slot.wanted = true
 end
@@ -173,7 +195,7 @@ local function backward(play, now)
         bring(play, layer.group, false)
         bring(play, layer.group - 1, false)
         now = compute(network, math.max(now, free[next_grad]), layer.quantize_dy + layer.wgrad)
-        free[next_grad] = communicate(network, "reduce_scatter", layer.reduce, now, layer.grads)
+        free[next_grad] = reduce(network, layer, now, play.collective)
         next_grad = next_grad % GRADS + 1
         now = with_weight(play, layer, now, layer.dgrad, nil, layer.transpose)
     end
@@ -189,11 +211,12 @@ local function gathers_of(layers)
     return gathers
 end
 
--- A step of `ranks`: layers in forward order, each { group, gather, reduce (bytes), grads (dtype), fprop, quantize_dy,
--- wgrad, dgrad, transpose, weight (seconds) }; keep: gathered once, kept for backward. Returns seconds:
--- { alone (the same compute with whole weights), step, exposed, all_gather, reduce_scatter, update_alone,
--- update (quantising all weights, or this rank's rows with the amaxes of all) }, or nil: not known.
-function M.step(layers, ranks, keep)
+-- A step of `ranks`: layers in forward order, each { group, gather, reduce (bytes), grads (dtype), fprop,
+-- quantize_dy, wgrad, dgrad, transpose, sum, weight (seconds) }. options: keep (weights are gathered once, for
+-- forward and backward), collective (gradients are summed by it, not exchanged and added). Returns seconds:
+-- { alone (the same compute with whole weights), step, exposed, all_gather, reduce, update_alone, update
+-- (quantising all weights, or this rank's rows with the amaxes of all) }, or nil: not known.
+function M.step(layers, ranks, options)
     local alone, update, amaxes = 0.0, 0.0, 0
     for _, layer in ipairs(layers) do
         alone = alone + layer.fprop + layer.quantize_dy + layer.wgrad + layer.dgrad
@@ -203,7 +226,7 @@ function M.step(layers, ranks, keep)
     if not agreed then return nil end
     local gathers = gathers_of(layers)
     local play = { layers = layers, gathers = gathers, network = new_network(ranks),
-        slots = new_slots(keep and #gathers or 2) }
+        slots = new_slots(options.keep and #gathers or 2), collective = options.collective }
     local step = alone
     if ranks > 1 then
         step = backward(play, forward(play, 0.0))
@@ -211,7 +234,7 @@ function M.step(layers, ranks, keep)
     end
     return {
         alone = alone, step = step, exposed = step - alone,
-        all_gather = play.network.all_gather, reduce_scatter = play.network.reduce_scatter,
+        all_gather = play.network.all_gather, reduce = play.network.reduce,
         update_alone = update, update = update / ranks + agreed,
     }
 end
@@ -240,11 +263,11 @@ local function instances(layers, share)
 end
 
 -- step() of a model's layers, each with `count` and maybe `gather_group` in place of `group`.
-function M.model(layers, ranks, keep)
+function M.model(layers, ranks, options)
     local total = 0
     for _, layer in ipairs(layers) do total = total + layer.count end
     local share = math.min(1.0, MOST / total)
-    local seconds = M.step(instances(layers, share), ranks, keep)
+    local seconds = M.step(instances(layers, share), ranks, options)
     if share == 1.0 or not seconds then return seconds end
     local alone = 0.0
     for _, layer in ipairs(layers) do

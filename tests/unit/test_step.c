@@ -35,7 +35,8 @@ static int lua_body(lua_State *L)
     "    local list = {}\n"                                                                        \
     "    for i = 1, count do\n"                                                                    \
     "        local one = { group = i, count = 1, gather = 0.0, reduce = 0.0, amaxes = 1,\n"        \
-    "            transpose = 0.0, weight = 1e-4, fprop = 1e-3, quantize_dy = 1e-4,\n"              \
+    "            transpose = 0.0, sum = 0.0, grads = 'fp32', weight = 1e-4, fprop = 1e-3, "        \
+    "quantize_dy = 1e-4,\n"                                                                        \
     "            wgrad = 1e-3, dgrad = 1e-3 }\n"                                                   \
     "        for name, value in pairs(fields) do one[name] = value end\n"                          \
     "        list[i] = one\n"                                                                      \
@@ -56,55 +57,54 @@ static void run_lua(const char *text)
 static void test_collectives(void **state)
 {
     (void)state;
-    run_lua(
-        PRELUDE
-        "local ways = { all_gather = 'copy_engine kernels', reduce_scatter = 'bf16 fp16 fp32',\n"
-        "    all_reduce_max = 'fp32' }\n"
-        "for op, list in pairs(ways) do\n"
-        "    for _, way in ipairs { 'copy_engine', 'kernels', 'bf16', 'fp16', 'fp32' } do\n"
-        "        local known = list:find(way) ~= nil\n"
-        "        for ranks = 2, 8 do\n"
-        "            local before = 0\n"
-        "            for bits = 0, 34 do\n"
-        "                local seconds = step.collective(op, 2.0 ^ bits, ranks, way)\n"
-        "                assert((seconds ~= nil) == known)\n"
-        "                assert(not known or seconds >= before and seconds > 0)\n"
-        "                before = seconds\n"
-        "            end\n"
-        "        end\n"
-        "        assert(step.collective(op, 1.0, 9, way) == nil)\n"
-        "    end\n"
-        "    assert(step.collective(op, 1e6, 1) == 0)\n"
-        "end\n"
-        "assert(step.collective('broadcast', 1.0, 2) == nil)\n"
-        "assert(step.crossing('all_gather', 10, 4) == 30)\n"
-        "assert(step.crossing('reduce_scatter', 40, 4) == 30)\n"
-        "assert(step.crossing('all_reduce_max', 40, 4) == 60)\n");
+    run_lua(PRELUDE
+            "local ways = { all_gather = 'copy_engine kernels', all_to_all = 'copy_engine',\n"
+            "    reduce_scatter = 'bf16 fp16 fp32', all_reduce_max = 'fp32' }\n"
+            "for op, list in pairs(ways) do\n"
+            "    for _, way in ipairs { 'copy_engine', 'kernels', 'bf16', 'fp16', 'fp32' } do\n"
+            "        local known = list:find(way) ~= nil\n"
+            "        for ranks = 2, 8 do\n"
+            "            local before = 0\n"
+            "            for bits = 0, 34 do\n"
+            "                local seconds = step.collective(op, 2.0 ^ bits, ranks, way)\n"
+            "                assert((seconds ~= nil) == known)\n"
+            "                assert(not known or seconds >= before and seconds > 0)\n"
+            "                before = seconds\n"
+            "            end\n"
+            "        end\n"
+            "        assert(step.collective(op, 1.0, 9, way) == nil)\n"
+            "    end\n"
+            "    assert(step.collective(op, 1e6, 1) == 0)\n"
+            "end\n"
+            "assert(step.collective('broadcast', 1.0, 2) == nil)\n"
+            "assert(step.crossing('all_gather', 10, 4) == 30)\n"
+            "assert(step.crossing('reduce_scatter', 40, 4) == 30)\n"
+            "assert(step.crossing('all_reduce_max', 40, 4) == 60)\n");
 }
 
 static void test_laws(void **state)
 {
     (void)state;
-    run_lua(
-        PRELUDE
-        "for _, ranks in ipairs { 1, 2, 3, 4, 8 } do for _, count in ipairs { 1, 2, 7 } do\n"
-        "    local before = 0\n"
-        "    for _, bytes in ipairs { 0.0, 1e6, 1e8, 1e9 } do\n"
-        "        local list = layers(count, { gather = bytes, reduce = 4 * bytes })\n"
-        "        local once, twice = step.step(list, ranks, true), step.step(list, ranks, false)\n"
-        "        for _, s in ipairs { once, twice } do\n"
-        "            assert(near(s.alone, count * 3.1e-3))\n"
-        "            assert(s.step >= s.alone - 1e-12 and near(s.exposed, s.step - s.alone))\n"
-        "            assert(s.step >= s.all_gather + s.reduce_scatter)\n"
-        "            assert(s.step <= s.alone + 2 * (s.all_gather + s.reduce_scatter) + 1e-12)\n"
-        "            assert(near(s.update_alone, count * 1e-4))\n"
-        "            assert(ranks > 1 or near(s.step, s.alone))\n"
-        "        end\n"
-        "        assert(twice.step >= once.step - 1e-12 and twice.step >= before)\n"
-        "        before = twice.step\n"
-        "    end\n"
-        "end end\n"
-        "assert(step.step(layers(2, {}), 9, false) == nil)\n");
+    run_lua(PRELUDE
+            "for _, ranks in ipairs { 1, 2, 3, 4, 8 } do for _, count in ipairs { 1, 2, 7 } do\n"
+            "    local before = 0\n"
+            "    for _, bytes in ipairs { 0.0, 1e6, 1e8, 1e9 } do\n"
+            "        local list = layers(count, { gather = bytes, reduce = 4 * bytes })\n"
+            "        local once, twice = step.step(list, ranks, { keep = true }), step.step(list, "
+            "ranks, {})\n"
+            "        for _, s in ipairs { once, twice } do\n"
+            "            assert(near(s.alone, count * 3.1e-3))\n"
+            "            assert(s.step >= s.alone - 1e-12 and near(s.exposed, s.step - s.alone))\n"
+            "            assert(s.step >= s.all_gather + s.reduce)\n"
+            "            assert(s.step <= s.alone + 2 * (s.all_gather + s.reduce) + 1e-12)\n"
+            "            assert(near(s.update_alone, count * 1e-4))\n"
+            "            assert(ranks > 1 or near(s.step, s.alone))\n"
+            "        end\n"
+            "        assert(twice.step >= once.step - 1e-12 and twice.step >= before)\n"
+            "        before = twice.step\n"
+            "    end\n"
+            "end end\n"
+            "assert(step.step(layers(2, {}), 9, {}) == nil)\n");
 }
 
 /* The first gather is waited for, the next ones run beside the layer before; the last sum is waited for. */
@@ -114,31 +114,36 @@ static void test_order(void **state)
     run_lua(PRELUDE
             "local gather = step.collective('all_gather', 1e7, 2)\n"
             "local function exposed(count, fields, keep)\n"
-            "    return step.step(layers(count, fields), 2, keep).exposed\n"
+            "    return step.step(layers(count, fields), 2, { keep = keep }).exposed\n"
             "end\n"
             "local function gathers(count, keep)\n"
-            "    local s = step.step(layers(count, { gather = 1e7 }), 2, keep)\n"
+            "    local s = step.step(layers(count, { gather = 1e7 }), 2, { keep = keep })\n"
             "    return math.floor(s.all_gather / gather + 0.5)\n"
             "end\n"
             "-- two slots: backward begins with the last two groups in place\n"
             "assert(gathers(1) == 1 and gathers(2) == 2 and gathers(3) == 4 and gathers(6) == 10)\n"
-            "assert(gathers(6, true) == 6)\n"
+            "assert(gathers(6, { keep = true }) == 6)\n"
             "local one = exposed(1, { gather = 1e7 })\n"
             "assert(near(one, gather))\n"
             "-- what runs beside compute costs a share of itself\n"
             "local two = exposed(2, { gather = 1e7 })\n"
             "assert(two > gather and two < 1.5 * gather)\n"
-            "local sum = step.collective('reduce_scatter', 1e7, 2)\n"
+            "local sum = step.collective('all_to_all', 1e7, 2)\n"
             "local behind = exposed(1, { reduce = 1e7, dgrad = 0.0 })\n"
             "assert(near(behind, sum))\n"
+            "behind = exposed(1, { reduce = 1e7, sum = 1e-3, dgrad = 0.0 })\n"
+            "assert(near(behind, sum + 1e-3))\n"
+            "local list = layers(1, { reduce = 1e7, sum = 1e-3, dgrad = 0.0, grads = 'bf16' })\n"
+            "behind = step.step(list, 2, { collective = true }).exposed\n"
+            "assert(near(behind, step.collective('reduce_scatter', 1e7, 2, 'bf16')))\n"
             "behind = exposed(1, { reduce = 1e7 })\n"
             "assert(behind > 0 and behind < sum)\n"
             "-- a transposed copy is made once a gather\n"
             "assert(near(exposed(2, { gather = 0.0, transpose = 1e-3 }), 2e-3))\n"
             "-- a group is gathered as one\n"
-            "local list = layers(4, { gather = 1e7 })\n"
+            "list = layers(4, { gather = 1e7 })\n"
             "for i, layer in ipairs(list) do layer.group = (i + 1) // 2 end\n"
-            "local s = step.step(list, 2, true)\n"
+            "local s = step.step(list, 2, { keep = true })\n"
             "assert(near(s.all_gather, 2 * step.collective('all_gather', 2e7, 2)))\n");
 }
 
@@ -149,16 +154,16 @@ static void test_models(void **state)
             "local list = layers(3, { gather = 1e6, reduce = 1e6 })\n"
             "for _, layer in ipairs(list) do layer.group = nil end\n"
             "list[1].count, list[2].count, list[3].count = 32, 32, 1\n"
-            "local s = step.model(list, 4, false)\n"
+            "local s = step.model(list, 4, {})\n"
             "assert(near(s.alone, 65 * 3.1e-3))\n"
             "-- more than are played: in proportion\n"
             "for _, layer in ipairs(list) do layer.count = layer.count * 1000 end\n"
-            "local many = step.model(list, 4, false)\n"
+            "local many = step.model(list, 4, {})\n"
             "assert(math.abs(many.step / s.step / 1000 - 1) < 0.02)\n"
             "assert(math.abs(many.alone / s.alone / 1000 - 1) < 1e-6)\n"
             "list[1].gather_group, list[2].gather_group, list[3].gather_group = 'a', 'a', 'a'\n"
             "list[1].count, list[2].count, list[3].count = 2, 2, 2\n"
-            "s = step.model(list, 4, true)\n"
+            "s = step.model(list, 4, { keep = true })\n"
             "assert(near(s.all_gather, 2 * step.collective('all_gather', 3e6, 4)))\n");
 }
 
