@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "runtime/fp8.h"
+#include "runtime/fp8_device.h"
 
 /* Stops at the first failed call and says what the library says. */
 #define CHECK(call)                                                                                \

@@ -11,6 +11,8 @@
 
 #include "gen/fp8gen.h"
 #include "runtime/fp8.h"
+#include "runtime/fp8_device.h"
+#include "runtime/fp8_jit.h"
 
 enum { MAX_LAYERS = 16 };
 

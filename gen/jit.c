@@ -23,6 +23,7 @@
 
 #include "runtime/bundle_format.h"
 #include "runtime/fp8.h"
+#include "runtime/fp8_jit.h"
 
 #define STEM "bundle"
 #define FOLDER "bundle"

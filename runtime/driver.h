@@ -11,6 +11,7 @@
 #include <cuda.h>
 
 #include "runtime/check.h"
+#include "runtime/fp8_device.h"
 
 /* X(member, symbol, parameters) */
 #define FP8_DRIVER_TABLE(X)                                                                        \

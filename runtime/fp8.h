@@ -22,7 +22,9 @@
  *   - Contexts, bundles and layers may be used from many threads at once. One workspace serves one
  *     stream at a time.
  *
- * Beside it: fp8_state.h (recipe "delayed"), fp8_comm.h (communicators), fp8_model.h (weight parallel).
+ * Beside it: fp8_primitives.h (the parts of the passes), fp8_state.h (recipe "delayed"), fp8_jit.h (layers
+ * by description), fp8_comm.h (communicators), fp8_model.h (weight parallel), fp8_device.h (memory, streams,
+ * libraries).
  * This header includes only stdint and stddef, so that it fits into any build.
  */
 #ifndef FP8_H
@@ -98,6 +100,7 @@ typedef struct fp8_context fp8_context;
 typedef struct fp8_bundle fp8_bundle;
 typedef struct fp8_layer fp8_layer;
 typedef struct fp8_state fp8_state; /* of recipe "delayed": fp8_state.h */
+typedef struct fp8_event fp8_event; /* fp8_device.h */
 
 /* ---- tensors ---------------------------------------------------------------------------------- */
 
@@ -335,97 +338,6 @@ typedef enum fp8_bytes {
 FP8_API fp8_status fp8_layer_bytes(const fp8_layer *layer, int64_t tokens, fp8_bytes which,
                                    size_t *bytes);
 
-/* ---- layers by description ---------------------------------------------------------------------- */
-
-typedef enum fp8_accumulation {
-    FP8_ACCUMULATION_DEFAULT = 0, /* fprop fast, dgrad and wgrad split; recipe "block": all split */
-    FP8_ACCUMULATION_FAST = 1,
-    FP8_ACCUMULATION_SPLIT = 2, /* promoted into fp32 every 128 of the contraction */
-    FP8_ACCUMULATION_256 = 3,   /* every 256, where a generated kernel runs; else split */
-    FP8_ACCUMULATION_512 = 4,
-} fp8_accumulation;
-
-typedef enum fp8_switch {
-    FP8_DEFAULT = 0,
-    FP8_ON = 1,
-    FP8_OFF = 2,
-} fp8_switch;
-
-/* What a layer of a spec says, as a struct; or, if `spec` is set, which layer of which spec, and nothing
- * else (size aside). Zero means the default. */
-typedef struct fp8_layer_description {
-    uint32_t size;
-    uint32_t has_bias;
-    int64_t in_features;  /* K */
-    int64_t out_features; /* N */
-    int64_t tokens;       /* the usual M; 0 = max_tokens */
-    int64_t max_tokens;   /* the largest M; 0 = tokens */
-    fp8_dtype w_dtype;    /* default bf16 */
-    fp8_dtype y_dtype;    /* default bf16 */
-    fp8_dtype dx_dtype;   /* default bf16 */
-    fp8_dtype dw_dtype;   /* default fp32 */
-    fp8_accumulation fprop, dgrad, wgrad;
-    fp8_switch
-        power_of_two;    /* scales rounded down to powers of two; default: off with "current" and
-                              * "delayed", on with the others */
-    const char *recipe;  /* default "current" */
-    const char *format;  /* default "hybrid" with "current" and "delayed", "e4m3" with the others */
-    const char *compute; /* default "fp8"; "bf16": the recipe and the accumulations mean nothing */
-    int64_t history_length; /* of "delayed", as the next three: default 1024 */
-    const char *algo;       /* default "max" */
-    int32_t margin;
-    uint32_t calibrate;
-    const char *spec;  /* the text of a spec, NUL-terminated */
-    const char *layer; /* its layer; NULL = its only one */
-    int32_t arch;      /* for providers: the context's, 90 for 9.0, 0 for the host; callers: 0 */
-    uint32_t reserved0;
-    fp8_stream stream; /* where the layer is wanted now, no part of what it is; NULL = not told */
-    uint64_t reserved[4];
-} fp8_layer_description;
-
-#define FP8_LAYER_DESCRIPTION_INIT                                                                 \
-    {                                                                                              \
-        sizeof(fp8_layer_description), 0, 0, 0, 0, 0, FP8_DTYPE_NONE, FP8_DTYPE_NONE,              \
-            FP8_DTYPE_NONE, FP8_DTYPE_NONE, FP8_ACCUMULATION_DEFAULT, FP8_ACCUMULATION_DEFAULT,    \
-            FP8_ACCUMULATION_DEFAULT, FP8_DEFAULT, NULL, NULL, NULL, 0, NULL, 0, 0, NULL, NULL, 0, \
-            0, NULL,                                                                               \
-        {                                                                                          \
-            0, 0, 0, 0                                                                             \
-        }                                                                                          \
-    }
-
-/* Writes the path of a bundle folder with such a layer for description->arch into path[0..path_bytes) and
- * returns FP8_OK; else an fp8_status, and a sentence in path. description->spec, if set, is a spec that the
- * layer belongs to. May block (compile); is called without locks, from any thread, for different
- * descriptions at once. fp8gen_jit_provider of libfp8gen is one. */
-typedef int (*fp8_provider)(void *user, const struct fp8_layer_description *description, char *path,
-                            size_t path_bytes);
-
-/* Where layers come from that no bundle of the context has; provider NULL = from nowhere. */
-FP8_API fp8_status fp8_context_set_provider(fp8_context *context, fp8_provider provider,
-                                            void *user);
-/* Gives an open bundle of this context to it: fp8_context_layer looks for layers in these first, in the
- * order given (not for layers of a spec text). The context closes it. */
-FP8_API fp8_status fp8_context_add_bundle(fp8_context *context, fp8_bundle *bundle);
-
-/* The layer of this description: of a bundle given to the context, or one that the context has already, or
- * from the provider. The context owns it, equal descriptions get the same one, and it lives as long as the
- * context. A bundle's layer serves if it is equal but for tokens and a max_tokens that is larger.
- * The first call for a description blocks and allocates: it opens the bundle, and a provider may compile,
- * which is logged as a warning with the time; other threads wait only if they want the same description.
- * Later calls compare descriptions, without a lock. Keep the layer all the same: a pass needs no look-up.
- * A first call while description->stream is captured into a CUDA graph is FP8_ERR_CAPTURE, and the capture
- * stays whole; without a stream the same holds for blocking streams, and a capture on another one is neither
- * seen nor disturbed.
- * FP8_ERR_NOT_FOUND: no bundle has it and there is no provider; and what the provider, fp8_bundle_open and
- * fp8_layer_create give. After a failure the next call tries again. */
-FP8_API fp8_status fp8_context_layer(fp8_context *context, const fp8_layer_description *description,
-                                     const fp8_layer **layer);
-/* Makes the layers of all descriptions, several at a time; call it before the first step and the first
- * collective. All are tried; the first that fails, by index, is returned. */
-FP8_API fp8_status fp8_context_prepare(fp8_context *context,
-                                       const fp8_layer_description *descriptions, size_t count);
-
 /* ---- passes ----------------------------------------------------------------------------------- */
 
 /* What every pass takes. The workspace has any alignment and at least fp8_layer_bytes(WORKSPACE);
@@ -632,81 +544,6 @@ FP8_API fp8_status fp8_layer_wgrad(const fp8_layer *layer, const fp8_wgrad_args 
 FP8_API fp8_status fp8_layer_dgrad(const fp8_layer *layer, const fp8_dgrad_args *args);
 FP8_API fp8_status fp8_layer_backward(const fp8_layer *layer, const fp8_backward_args *args);
 
-/* ---- primitives: the parts of the passes ------------------------------------------------------- */
-
-/* Quantises a tensor by the layer's recipe for `role` into `operand` (row and/or transposed copy);
- * for an x that several layers share, or a gather of the caller's own. version is left 0. */
-typedef struct fp8_quantize_args {
-    uint32_t size;
-    fp8_role role;
-    uint32_t copies; /* FP8_COPY_*; 0 = all that the recipe has */
-    uint32_t reserved0;
-    const fp8_tensor *source; /* x[M,K], w[N,K] or dy[M,N] */
-    fp8_operand *operand;
-    uint32_t *found_inf; /* may be NULL */
-    const float *amax;   /* device: the amax that the scale is taken from, instead of source's own;
-                          * NULL: source's own. Recipes "current" and "delayed". It should be
-                          * finite: +inf is taken as FLT_MAX, NaN and negative as 0 */
-    fp8_call call;
-    uint64_t reserved[4];
-} fp8_quantize_args;
-
-/* *amax = the largest finite |source[i,j]| (0 if there is none), or the larger of that and *amax: for a
- * caller that reduces amaxes over ranks, or over tensors, before it quantises. Layers of recipes "current"
- * and "delayed". */
-typedef struct fp8_amax_args {
-    uint32_t size;
-    fp8_role role;
-    uint32_t accumulate; /* 0: *amax =, 1: *amax = max(*amax, ...), a negative one counts as 0 */
-    uint32_t reserved0;
-    const fp8_tensor *source;
-    float *amax;         /* device, 4-byte aligned */
-    uint32_t *found_inf; /* may be NULL */
-    fp8_call call;
-    uint64_t reserved[4];
-} fp8_amax_args;
-
-/* A weight that is FP8 already, as a checkpoint has it: w = q * scale_inv, a scale for each stretch of rows. A
- * fused weight ([q; k; v]) keeps the scale of each part; several need a layer that scales w by row (recipes
- * "rowwise", "rowwise_hp_wgrad"), one also fits "current" and "delayed". Fills the row copy, what fprop
- * reads; fp8_transpose makes the other one where there is one scale. The call is asynchronous, but
- * scale_inv and rows are read before it returns.
- * FP8_ERR_SHAPE: the stretches do not cover w, a scale is missing; FP8_ERR_UNSUPPORTED: the recipe. */
-typedef struct fp8_import_args {
-    uint32_t size;
-    int32_t count;          /* of stretches */
-    const fp8_tensor *q;    /* [N,K], w_format; device */
-    const float *scale_inv; /* [count], host: positive and finite */
-    const int64_t *rows;    /* [count], host: of each stretch; NULL: one of N */
-    uint64_t version;       /* as in fp8_weight_args */
-    fp8_operand *weight;
-    fp8_call call; /* workspace is not used */
-    uint64_t reserved[4];
-} fp8_import_args;
-
-/* Makes the transposed copy of a filled operand from its row copy, without the tensor it came from: the
- * bytes that quantising both copies would have given. operand->bytes must be enough for both. Where each
- * copy has scales of its own (scaling by row, or by block of a row) that is not possible: FP8_ERR_UNSUPPORTED.
- * Does nothing if the copy is there. */
-typedef struct fp8_transpose_args {
-    uint32_t size;
-    uint32_t reserved0;
-    fp8_operand *operand;
-    fp8_call call; /* workspace is not used */
-    uint64_t reserved[4];
-} fp8_transpose_args;
-
-/* target = q * scale_inv, exactly, as fp32 [rows, cols]. From the row copy if it is there, else from
- * the transposed one. */
-typedef struct fp8_dequantize_args {
-    uint32_t size;
-    uint32_t reserved0;
-    const fp8_operand *operand;
-    const fp8_tensor *target; /* fp32 */
-    fp8_call call;
-    uint64_t reserved[4];
-} fp8_dequantize_args;
-
 typedef enum fp8_pass {
     FP8_PASS_WEIGHT = 0,
     FP8_PASS_FPROP = 1,
@@ -718,72 +555,6 @@ typedef enum fp8_pass {
 
 /* "weight", "fprop", ...; "unknown" outside the range. */
 FP8_API const char *fp8_pass_name(fp8_pass pass);
-
-/* out = a b^T of the pass: fprop (a = x, b = w), dgrad (a = dy, b = w), wgrad (a = dy, b = x); the
- * operands carry the copies which that pass reads. No version check. Passes that multiply tensors
- * (compute "bf16", wgrad of "rowwise_hp_wgrad") have no such product: FP8_ERR_UNSUPPORTED. */
-typedef struct fp8_gemm_args {
-    uint32_t size;
-    fp8_pass pass;
-    uint32_t accumulate; /* wgrad only */
-    uint32_t reserved0;
-    const fp8_operand *a;
-    const fp8_operand *b;
-    const fp8_tensor *bias; /* fprop only; may be NULL */
-    const fp8_tensor *out;
-    fp8_call call;
-    uint64_t reserved[4];
-} fp8_gemm_args;
-
-#define FP8_QUANTIZE_ARGS_INIT                                                                     \
-    {                                                                                              \
-        sizeof(fp8_quantize_args), FP8_ROLE_NONE, 0, 0, NULL, NULL, NULL, NULL, FP8_CALL_INIT,     \
-        {                                                                                          \
-            0, 0, 0, 0                                                                             \
-        }                                                                                          \
-    }
-#define FP8_AMAX_ARGS_INIT                                                                         \
-    {                                                                                              \
-        sizeof(fp8_amax_args), FP8_ROLE_NONE, 0, 0, NULL, NULL, NULL, FP8_CALL_INIT,               \
-        {                                                                                          \
-            0, 0, 0, 0                                                                             \
-        }                                                                                          \
-    }
-#define FP8_IMPORT_ARGS_INIT                                                                       \
-    {                                                                                              \
-        sizeof(fp8_import_args), 0, NULL, NULL, NULL, 0, NULL, FP8_CALL_INIT,                      \
-        {                                                                                          \
-            0, 0, 0, 0                                                                             \
-        }                                                                                          \
-    }
-#define FP8_TRANSPOSE_ARGS_INIT                                                                    \
-    {                                                                                              \
-        sizeof(fp8_transpose_args), 0, NULL, FP8_CALL_INIT,                                        \
-        {                                                                                          \
-            0, 0, 0, 0                                                                             \
-        }                                                                                          \
-    }
-#define FP8_DEQUANTIZE_ARGS_INIT                                                                   \
-    {                                                                                              \
-        sizeof(fp8_dequantize_args), 0, NULL, NULL, FP8_CALL_INIT,                                 \
-        {                                                                                          \
-            0, 0, 0, 0                                                                             \
-        }                                                                                          \
-    }
-#define FP8_GEMM_ARGS_INIT                                                                         \
-    {                                                                                              \
-        sizeof(fp8_gemm_args), FP8_PASS_FPROP, 0, 0, NULL, NULL, NULL, NULL, FP8_CALL_INIT,        \
-        {                                                                                          \
-            0, 0, 0, 0                                                                             \
-        }                                                                                          \
-    }
-
-FP8_API fp8_status fp8_quantize(const fp8_layer *layer, const fp8_quantize_args *args);
-FP8_API fp8_status fp8_amax(const fp8_layer *layer, const fp8_amax_args *args);
-FP8_API fp8_status fp8_import(const fp8_layer *layer, const fp8_import_args *args);
-FP8_API fp8_status fp8_transpose(const fp8_layer *layer, const fp8_transpose_args *args);
-FP8_API fp8_status fp8_dequantize(const fp8_layer *layer, const fp8_dequantize_args *args);
-FP8_API fp8_status fp8_gemm(const fp8_layer *layer, const fp8_gemm_args *args);
 
 /* ---- queries ---------------------------------------------------------------------------------- */
 
@@ -808,47 +579,6 @@ typedef struct fp8_dispatch {
 /* What the pass would run for `tokens`, and why. Strings live as long as the layer. */
 FP8_API fp8_status fp8_layer_dispatch(const fp8_layer *layer, fp8_pass pass, int64_t tokens,
                                       fp8_dispatch *dispatch);
-
-/* ---- memory, streams and time, for programs without the CUDA runtime ---------------------------- */
-/* The same calls on the host context use malloc and the CPU's clock, so one program serves both. */
-
-/* 256-byte aligned, uninitialised. bytes = 0 gives a pointer that can be freed. Blocks. */
-FP8_API fp8_status fp8_memory_alloc(fp8_context *context, size_t bytes, void **memory);
-FP8_API void fp8_memory_free(fp8_context *context, void *memory);
-/* Any direction; stream-ordered. From or to pageable host memory it may block. */
-FP8_API fp8_status fp8_memory_copy(fp8_context *context, void *target, const void *source,
-                                   size_t bytes, fp8_stream stream);
-FP8_API fp8_status fp8_memory_fill(fp8_context *context, void *target, uint8_t value, size_t bytes,
-                                   fp8_stream stream);
-FP8_API fp8_status fp8_stream_create(fp8_context *context, fp8_stream *stream);
-FP8_API void fp8_stream_destroy(fp8_context *context, fp8_stream stream);
-/* Blocks until the stream's work is done and reports its errors. NULL is the default stream. */
-FP8_API fp8_status fp8_stream_synchronize(fp8_context *context, fp8_stream stream);
-
-typedef struct fp8_event fp8_event;
-FP8_API fp8_status fp8_event_create(fp8_context *context, fp8_event **event);
-FP8_API void fp8_event_destroy(fp8_event *event);
-FP8_API fp8_status fp8_event_record(fp8_event *event, fp8_stream stream);
-/* Work enqueued on `stream` from now on waits for the event, which may be of another stream; nothing to
- * wait for if it was never recorded. */
-FP8_API fp8_status fp8_event_wait(fp8_event *event, fp8_stream stream);
-/* Seconds from start to end, both recorded; blocks until end has happened. */
-FP8_API fp8_status fp8_event_seconds(fp8_event *start, fp8_event *end, double *seconds);
-
-/* ---- the libraries that are opened at run time --------------------------------------------------- */
-
-typedef enum fp8_library {
-    FP8_LIBRARY_CUDA = 0,
-    FP8_LIBRARY_CUBLASLT = 1,
-    FP8_LIBRARY_NCCL = 2,
-} fp8_library;
-
-/* Opens a library as the runtime does (a copy already in the process, then the soname, then
- * FP8_CUBLASLT_PATH or FP8_NCCL_PATH) and looks up a symbol, so that a program shares the runtime's copy. symbol may be
- * NULL to ask only whether the library is there. *path (may be NULL) is valid for the process's life.
- * FP8_ERR_LIBRARY: what was searched and what is missing. */
-FP8_API fp8_status fp8_library_symbol(fp8_library library, const char *symbol, void **address,
-                                      const char **path);
 
 #ifdef __cplusplus
 }

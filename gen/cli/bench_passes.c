@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "gen/cli/bench_layer.h"
+#include "runtime/fp8_primitives.h"
 
 static const struct {
     const char *name;

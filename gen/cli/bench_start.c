@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "gen/cli/bench_host.h"
+#include "runtime/fp8_jit.h"
 
 extern char **environ;
 

@@ -15,6 +15,7 @@
 
 #include "gen/fp8gen.h"
 #include "runtime/fp8.h"
+#include "runtime/fp8_device.h"
 
 enum cli_exit {
     CLI_DONE = 0,

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "gen/cli/gemm.h"
+#include "runtime/fp8_primitives.h"
 
 static size_t round_up(int64_t value, int64_t step)
 {

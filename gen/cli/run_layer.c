@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "gen/cli/run.h"
+#include "runtime/fp8_primitives.h"
 
 #define WARMUPS 3
 #define REPEATS 9

@@ -16,6 +16,8 @@
 
 #include "gen/fp8gen.h"
 #include "runtime/fp8.h"
+#include "runtime/fp8_primitives.h"
+#include "runtime/fp8_device.h"
 
 #define MUST(call)                                                                                 \
     do {                                                                                           \

@@ -20,6 +20,9 @@
 #include <jansson.h>
 
 #include "runtime/check.h"
+#include "runtime/fp8_device.h"
+#include "runtime/fp8_primitives.h"
+#include "runtime/fp8_jit.h"
 #include "tests/bundle/fake/fake.h"
 
 /* A new, empty folder below the system's temporary one, and its end. */

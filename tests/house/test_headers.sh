@@ -31,7 +31,9 @@ for pair in $languages; do
     try "$language" "$standard" runtime/fp8.h runtime/fp8.h gen/fp8gen.h gen/fp8gen.h
     try "$language" "$standard" gen/fp8gen.h runtime/fp8.h
     try "$language" "$standard" runtime/fp8_comm.h runtime/fp8.h
-    try "$language" "$standard" runtime/fp8_state.h runtime/fp8.h
+    for part in device jit primitives state; do
+        try "$language" "$standard" "runtime/fp8_$part.h" runtime/fp8.h
+    done
     try "$language" "$standard" runtime/fp8_model.h runtime/fp8_comm.h
     if [ -f "$cuda/cuda_fp8.h" ]; then
         try "$language" "$standard" runtime/fp8.h gen/fp8gen.h cuda_fp8.h

@@ -9,14 +9,17 @@ runtime/fp8.h    -                                                 only:stdint.h
 runtime/fp8_comm.h fp8.h                                           only:stdint.h,stddef.h
 runtime/fp8_model.h fp8.h fp8_comm.h                               only:stdint.h,stddef.h
 runtime/fp8_state.h fp8.h                                          only:stdint.h,stddef.h
+runtime/fp8_device.h fp8.h                                         only:stdint.h,stddef.h
+runtime/fp8_jit.h fp8.h                                            only:stdint.h,stddef.h
+runtime/fp8_primitives.h fp8.h                                     only:stdint.h,stddef.h
 gen/fp8gen.h     -                                                 only:stdint.h,stddef.h
 gen/cli/cublaslt.c gen/cli/*.h                                     cuda* nvrtc* lua* lauxlib* lualib*
-gen/cli/*        gen/fp8gen.h runtime/fp8.h runtime/fp8_comm.h runtime/fp8_model.h runtime/fp8_state.h gen/cli/*.h            cuda* nvrtc* cublas* lua* lauxlib* lualib*
-gen/jit.c        gen/*.h runtime/bundle_format.h runtime/fp8.h       cuda* cublas*
+gen/cli/*        gen/fp8gen.h runtime/fp8.h runtime/fp8_comm.h runtime/fp8_model.h runtime/fp8_state.h runtime/fp8_device.h runtime/fp8_jit.h runtime/fp8_primitives.h gen/cli/*.h            cuda* nvrtc* cublas* lua* lauxlib* lualib*
+gen/jit.c        gen/*.h runtime/bundle_format.h runtime/fp8.h runtime/fp8_jit.h       cuda* cublas*
 gen/*            gen/*.h runtime/bundle_format.h runtime/dynlib.h  cuda* cublas*
 runtime/*        runtime/*.h                                       lua* lauxlib* lualib* nvrtc*
 templates/*      *.cuh                                             *
-examples/*       gen/fp8gen.h runtime/fp8.h fp8.h fp8gen.h         lua* lauxlib* lualib* jansson*
+examples/*       gen/fp8gen.h runtime/fp8*.h fp8.h fp8gen.h         lua* lauxlib* lualib* jansson*
 '
 set -u -f
 edges=0 faults=0
@@ -58,7 +61,7 @@ while read -r file; do
                 fault "$file:$line: libfp8gen may not include the program's \"$target\""
             case $file in
             templates/*) [ -f "templates/$target" ] || fault "$file:$line: no templates/$target" ;;
-            examples/* | runtime/fp8_comm.h | runtime/fp8_model.h | runtime/fp8_state.h) ;; # public headers lie side by side
+            examples/* | runtime/fp8_*.h) ;; # public headers lie side by side
             *) [ -f "$target" ] || fault "$file:$line: \"$target\" does not begin at the project's root" ;;
             esac
         else

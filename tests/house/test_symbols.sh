@@ -26,7 +26,7 @@ cd "$(dirname "$0")/../.." || exit 1
 [ "${1:-}" = --update ] && update=1
 command -v nm >/dev/null || { echo "skip: no nm (binutils)"; exit 77; }
 lib=${FP8_TEST_BUILD:-build}/lib
-check "$lib/libfp8.so" "runtime/fp8.h runtime/fp8_comm.h runtime/fp8_model.h runtime/fp8_state.h" FP8_API tests/house/symbols_fp8.txt
+check "$lib/libfp8.so" "$(echo runtime/fp8.h runtime/fp8_{comm,device,jit,model,primitives,state}.h)" FP8_API tests/house/symbols_fp8.txt
 check "$lib/libfp8gen.so" gen/fp8gen.h FP8GEN_API tests/house/symbols_fp8gen.txt
 for list in fp8 fp8gen; do
     if grep -v "^${list}_" tests/house/symbols_$list.txt; then

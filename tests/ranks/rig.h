@@ -12,6 +12,8 @@
 #include <cmocka.h>
 
 #include "runtime/fp8_comm.h"
+#include "runtime/fp8_primitives.h"
+#include "runtime/fp8_device.h"
 
 /* One rank of a run. A body must not use cmocka's asserts, which belong to the main thread; it reports
  * with rank_check, whose first failure ranks_run fails with. */

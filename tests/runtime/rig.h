@@ -32,6 +32,9 @@
 #include <cmocka.h>
 
 #include "runtime/fp8.h"
+#include "runtime/fp8_primitives.h"
+#include "runtime/fp8_jit.h"
+#include "runtime/fp8_device.h"
 #include "runtime/fp8_state.h"
 
 /* ---- the device ---- */

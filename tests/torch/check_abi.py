@@ -27,7 +27,8 @@ class Abi(unittest.TestCase):
                 lines.append(f'printf("%zu\\n", offsetof({name}, {field}));')
                 expected.append((f"{name}.{field}", getattr(struct, field).offset))
         program = (
-            '#include <stdio.h>\n#include "runtime/fp8_model.h"\n#include "gen/fp8gen.h"\n'
+            '#include <stdio.h>\n#include "runtime/fp8_jit.h"\n#include "runtime/fp8_model.h"\n'
+            '#include "runtime/fp8_primitives.h"\n#include "gen/fp8gen.h"\n'
             "int main(void) {\n" + "\n".join(lines) + "\nreturn 0; }\n"
         )
         with tempfile.TemporaryDirectory() as folder:

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "runtime/fp8.h"
+#include "runtime/fp8_device.h"
 
 enum { M = 4, N = 32, K = 16 };
 
