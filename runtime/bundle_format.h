@@ -113,7 +113,8 @@
  *                 roundup(ceil(out_features / fsdp), multiple), multiple 1 or 128. Neighbours of one
  *                 group are gathered by one collective. Passes and buffers are those of the whole w.
  *                 sums: with fsdp > 1, names of the kernels of op sum from dw's dtype (and dbias's) to
- *                 the same and to fp32
+ *                 the same and to fp32; maxima: of the kernel of op column_maxima, where w's rows or
+ *                 columns have scales of their own
  *   buffers       array of buffer records
  *   passes        { "weight": [step..], "fprop": [..], "quantize_dy": [..], "wgrad": [..],
  *                   "dgrad": [..] }. The steps before the gemm step of fprop quantise x; they alone
@@ -280,6 +281,8 @@
  * column_sums: dbias[j] = (accumulate ? dbias[j] : 0) + sum over r < partial_rows of partials[r][j],
  *   in fp32 and in an order that depends on partial_rows alone. dbias NULL: nothing.
  *
+ * column_maxima: maxima[j] = the largest of partials[r][j], r < partial_rows; 0 if there is none.
+ *
  * quantize_row: row[i,j] = cast(source[i,j] * scale of row i), from the amax of row i, zero outside
  *   rows x cols; row_scales[i] = scale_inv, 0 for i >= rows up to roundup(rows, 16). row may be NULL,
  *   row_scales too. column_partials[ceil(rows/32)][column_partials_ld], if not NULL: the finite amax
@@ -354,6 +357,10 @@
     X(partials, POINTER) X(partials_ld, INT64) X(partial_rows, INT64) X(cols, INT64)               \
     X(dbias, POINTER) X(accumulate, INT32)
 
+#define FP8_OP_ARGS_COLUMN_MAXIMA(X)                                                               \
+    X(partials, POINTER) X(partials_ld, INT64) X(partial_rows, INT64) X(cols, INT64)               \
+    X(maxima, POINTER)
+
 #define FP8_OP_ARGS_QUANTIZE_ROW(X)                                                                \
     X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(row, POINTER)           \
     X(row_ld, INT64) X(row_rows, INT64) X(row_scales, POINTER) X(column_partials, POINTER)         \
@@ -411,6 +418,7 @@
     X(FUSED, "fused", FP8_OP_ARGS_FUSED)                                                           \
     X(CAST, "cast", FP8_OP_ARGS_CAST)                                                              \
     X(COLUMN_SUMS, "column_sums", FP8_OP_ARGS_COLUMN_SUMS)                                         \
+    X(COLUMN_MAXIMA, "column_maxima", FP8_OP_ARGS_COLUMN_MAXIMA)                                   \
     X(QUANTIZE_ROW, "quantize_row", FP8_OP_ARGS_QUANTIZE_ROW)                                      \
     X(QUANTIZE_COLUMN, "quantize_column", FP8_OP_ARGS_QUANTIZE_COLUMN)                             \
     X(QUANTIZE_BLOCK, "quantize_block", FP8_OP_ARGS_QUANTIZE_BLOCK)                                \

@@ -54,13 +54,20 @@ FP8_API fp8_status fp8_shard_range(const fp8_layer *layer, const fp8_sharding *s
 
 /* Bytes of a quantised shard, the same for all ranks, a multiple of 256. What they hold, in this order, each
  * part 256-byte aligned:
- *     scales   float32[16] as in an operand
- *     tiles    with scaling of 128 x 128: float32 [chunk / 128][roundup(ceil(K / 128), 4)]
- *     data     rows: chunk rows of roundup(K,128) bytes; elements: chunk bytes
- * Unused rows and bytes are zero. Gather it as bytes. Recipes: current, delayed (whose weights take their
- * scale from the amax given, not from the state), block. */
+ *     scales      float32[16] as in an operand
+ *     tiles       with scaling of 128 x 128: float32 [chunk / 128][roundup(ceil(K / 128), 4)]
+ *     row scales  with a scale a row: float32 [chunk]
+ *     data        rows: chunk rows of roundup(K,128) bytes; elements: chunk bytes
+ *     transposed  with a scale a row: float32[16] as in an operand; float32 [roundup(K,16)], the scales of the
+ *                 columns (not with rowwise_hp_wgrad); roundup(K,16) rows of roundup(chunk,128) bytes
+ * Unused rows and bytes are zero. Gather it as bytes. Recipes: all that quantise w (delayed: the scale comes
+ * from the amax given, not from the state). */
 FP8_API fp8_status fp8_shard_bytes(const fp8_layer *layer, const fp8_sharding *sharding,
                                    size_t *bytes);
+
+/* How many amaxes a weight has: 1; K with recipe rowwise (of the columns); 1 that stays 0 with scaling of
+ * 128 x 128. */
+FP8_API fp8_status fp8_shard_amaxes(const fp8_layer *layer, int64_t *count);
 
 /* What is quantised, or looked at. */
 typedef struct fp8_shard_args {
@@ -72,9 +79,10 @@ typedef struct fp8_shard_args {
     const fp8_tensor
         *source; /* w_dtype: [count, K], or for elements [1, count]; NULL if count is 0 */
     float *
-        amax; /* device. shard_amax: receives the largest finite |w| of the shard. shard_quantize: the
-                  * amax of the whole weight, read in stream order; as fp8_weight_args.amax. With scaling of 128 x 128 there is
-                  * nothing to know: 0 comes out, and NULL will do */
+        amax; /* device, fp8_shard_amaxes numbers. shard_amax: receives the largest finite |w| of the shard
+                  * (rowwise: of each column). shard_quantize: those of the whole weight, read in stream
+                  * order; as fp8_weight_args.amax. With scaling of 128 x 128 there is nothing to know: 0 comes
+                  * out, and NULL will do */
     void *shard; /* shard_quantize: fp8_shard_bytes, 16-byte aligned; written whole */
     size_t shard_bytes;
     uint32_t *
@@ -92,7 +100,7 @@ typedef struct fp8_shard_args {
         }                                                                                          \
     }
 
-/* *amax of this shard; the maximum over ranks (fp8_comm_all_reduce_max, or the engine's own all-reduce: one
+/* The amaxes of this shard; the maximum over ranks (fp8_comm_all_reduce_max, or the engine's own all-reduce: one
  * for all weights) is the amax of the weight. */
 FP8_API fp8_status fp8_shard_amax(const fp8_layer *layer, const fp8_shard_args *args);
 /* The FP8 bytes and the scale of this shard: exactly those that fp8_weight_update gives these elements. */
@@ -107,7 +115,9 @@ typedef struct fp8_shard_piece {
 
 typedef struct fp8_unpack_args {
     uint32_t size;
-    uint32_t copies; /* FP8_COPY_*; 0 = both. The transposed copy is made from the row copy */
+    uint32_t
+        copies; /* FP8_COPY_*; 0 = both. The transposed copy is made from the row copy, or where rows have
+                      * scales of their own from the transposed parts */
     const fp8_sharding *sharding;  /* rank is not read */
     const fp8_shard_piece *pieces; /* ascending, together exactly w; empty ones may be there */
     size_t piece_count;

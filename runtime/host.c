@@ -221,6 +221,8 @@ static fp8_status run_op(struct fp8_pool *pool, enum fp8_op op, const fp8_semant
         return fp8_host_cast(pool, semantics, args);
     case FP8_OP_COLUMN_SUMS:
         return fp8_host_column_sums(pool, args);
+    case FP8_OP_COLUMN_MAXIMA:
+        return fp8_host_column_maxima(args);
     case FP8_OP_QUANTIZE_ROW:
         return fp8_host_quantize_row(pool, semantics, args);
     case FP8_OP_QUANTIZE_COLUMN:

@@ -33,6 +33,7 @@ fp8_status fp8_host_fused(struct fp8_pool *pool, const fp8_semantics *semantics,
 fp8_status fp8_host_cast(struct fp8_pool *pool, const fp8_semantics *semantics,
                          const fp8_value *args);
 fp8_status fp8_host_column_sums(struct fp8_pool *pool, const fp8_value *args);
+fp8_status fp8_host_column_maxima(const fp8_value *args);
 fp8_status fp8_host_quantize_row(struct fp8_pool *pool, const fp8_semantics *semantics,
                                  const fp8_value *args);
 fp8_status fp8_host_quantize_column(struct fp8_pool *pool, const fp8_semantics *semantics,

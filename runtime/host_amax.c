@@ -124,6 +124,19 @@ static void column_item(void *user, int64_t index)
     }
 }
 
+fp8_status fp8_host_column_maxima(const fp8_value *args)
+{
+    const float *partials = args[FP8_COLUMN_MAXIMA_partials].p;
+    const int64_t ld = args[FP8_COLUMN_MAXIMA_partials_ld].i;
+    float *maxima = args[FP8_COLUMN_MAXIMA_maxima].p;
+    for (int64_t j = 0; j < args[FP8_COLUMN_MAXIMA_cols].i; j++) {
+        maxima[j] = 0.0f;
+        for (int64_t i = 0; i < args[FP8_COLUMN_MAXIMA_partial_rows].i; i++)
+            maxima[j] = partials[i * ld + j] > maxima[j] ? partials[i * ld + j] : maxima[j];
+    }
+    return FP8_OK;
+}
+
 fp8_status fp8_host_column_sums(struct fp8_pool *pool, const fp8_value *args)
 {
     struct sums job = {

@@ -50,7 +50,9 @@ fp8_status fp8_manifest_mesh(struct fp8_reader *reader, const json_t *root,
 fp8_status fp8_manifest_shard(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                               const json_t *record, struct fp8_layer_plan *plan)
 {
-    static const char *const keys[] = { "rows", "multiple", "gather_group", "sums", NULL };
+    static const char *const keys[] = {
+        "rows", "multiple", "gather_group", "sums", "maxima", NULL
+    };
     struct fp8_shard_plan *shard = &plan->shard;
     const json_t *object;
     FP8_TRY(fp8_read_object(reader, record, "shard", &object));

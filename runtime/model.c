@@ -7,7 +7,7 @@
  *     slots    whole weights: the operand of each layer of a group, laid out so that the rows of all ranks
  *              arrive in place; the transposed copy is made behind them where backward wants it
  *     grads    two whole gradients, which are reduced while the next is computed
- *     amaxes   one number a layer
+ *     amaxes   one number a layer, or one a column of its weight
  * and a stream on which every collective of the model runs, so that all ranks run them in one order.
  */
 #include "runtime/model.h"
@@ -171,6 +171,13 @@ static fp8_status describe_weight(const fp8_model *model, const fp8_model_layer 
     sharding.rank = model->rank;
     sharding.ranks = model->ranks;
     FP8_TRY(fp8_shard_shape_of("model_create", weight->layer, &sharding, &weight->shard));
+    if (weight->shard.has_rows) {
+        const struct fp8_shape row = fp8_operand_shape(weight->plan, FP8_ROLE_W, 0, FP8_COPY_ROW);
+        const struct fp8_shape turned =
+            fp8_operand_shape(weight->plan, FP8_ROLE_W, 0, FP8_COPY_TRANSPOSED);
+        weight->operand_bytes = (size_t)fp8_operand_bytes(&row);
+        weight->turned_bytes = (size_t)fp8_operand_bytes(&turned);
+    }
     if (weight->plan->has_bias)
         weight->bias_bytes =
             (size_t)weight->shard.chunk * fp8_dtype_bytes(slot_dtype(weight->plan, FP8_SLOT_BIAS));
@@ -190,7 +197,11 @@ static size_t place_in_slot(const fp8_model *model, struct fp8_model_weight *wei
     weight->bias_offset = at;
     at = align(at + (size_t)model->ranks * weight->bias_bytes);
     weight->scales_offset = at;
-    return align(at + (size_t)model->ranks * weight->shard.scale_bytes);
+    at = align(at + (size_t)model->ranks * weight->shard.scale_bytes);
+    weight->turned_offset = at;
+    at = align(at + weight->turned_bytes);
+    weight->pieces_offset = at;
+    return align(at + (size_t)model->ranks * weight->shard.turned_bytes);
 }
 
 /* Neighbours of one number form a group. */
@@ -256,9 +267,13 @@ static void lay_out(fp8_model *model, uint8_t *base)
     at += model->exchanges ? grad : 0;
     model->bytes.grads = (FP8_MODEL_GRADS + (model->exchanges ? 1u : 0u)) * grad;
     model->amaxes = (float *)(void *)at;
-    for (int i = 0; i < model->weight_count; i++)
-        model->weights[i].amax = model->amaxes + i;
-    at += align((size_t)model->weight_count * sizeof(float));
+    model->amax_count = 0;
+    for (int i = 0; i < model->weight_count; i++) {
+        model->weights[i].amax = model->amaxes + model->amax_count;
+        model->amax_count +=
+            model->weights[i].is_hooked ? 1 : (size_t)model->weights[i].shard.amaxes;
+    }
+    at += align(model->amax_count * sizeof(float));
     model->bytes.pool = (size_t)(at - base);
     model->bytes.size = sizeof model->bytes;
 }

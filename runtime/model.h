@@ -36,12 +36,16 @@ struct fp8_model_weight {
     size_t operand_offset; /* in the slot of its group */
     size_t operand_bytes;  /* what fp8_operand.bytes says */
     size_t bias_offset;
-    size_t scales_offset; /* tile scales of all ranks, which then go into the operand */
+    size_t scales_offset; /* scales of tiles or rows of all ranks, which then go into the operand */
+    size_t turned_offset; /* with scales by row: the operand of the transposed copy, */
+    size_t turned_bytes;
+    size_t pieces_offset; /* and what is gathered for it */
     float *amax;
     /* state */
-    bool has_bias; /* the last update brought the bias */
-    fp8_operand operand;
-    fp8_tensor tensor; /* of a hook, for products that read w itself (compute bf16) */
+    bool has_bias;       /* the last update brought the bias */
+    fp8_operand operand; /* with scales by row the row copy alone */
+    fp8_operand turned;  /* and the transposed copy alone */
+    fp8_tensor tensor;   /* of a hook, for products that read w itself (compute bf16) */
 };
 
 enum fp8_group_state { FP8_GROUP_AWAY, FP8_GROUP_GATHERED, FP8_GROUP_USED };
@@ -51,7 +55,8 @@ struct fp8_model_group {
     size_t bytes;     /* of a slot */
     int slot;         /* -1: none */
     enum fp8_group_state state;
-    int readers; /* acquired and not released */
+    uint32_t gathered; /* copies that are there or can be made of what is there */
+    int readers;       /* acquired and not released */
     struct fp8_mark arrived;
 };
 
@@ -92,6 +97,7 @@ struct fp8_model {
     fp8_model_bytes bytes;
     uint8_t *pool;
     float *amaxes;
+    size_t amax_count;
     fp8_stream stream;      /* of the collectives */
     struct fp8_mark caller; /* scratch: the caller's stream, for ours to wait on */
     struct fp8_mark ours;   /* and the reverse */

@@ -102,7 +102,7 @@ static fp8_status reduce_amaxes(fp8_model *model, fp8_stream stream)
     char label[FP8_COMM_LABEL];
     FP8_TRY(fp8_model_order(model, &model->caller, stream, model->stream));
     snprintf(label, sizeof label, "amax of w of all %d layers", model->weight_count);
-    FP8_TRY(fp8_comm_all_reduce_max(model->comm, model->amaxes, (size_t)model->weight_count, label,
+    FP8_TRY(fp8_comm_all_reduce_max(model->comm, model->amaxes, model->amax_count, label,
                                     model->stream));
     return fp8_model_order(model, &model->ours, model->stream, stream);
 }
@@ -226,11 +226,15 @@ static fp8_status take_slot(fp8_model *model, int index, bool needed)
     slot->last_use = ++model->clock;
     group->slot = at;
     group->state = FP8_GROUP_AWAY;
+    group->gathered = 0;
     for (int i = group->first; i < group->first + group->count; i++) {
         struct fp8_model_weight *weight = &model->weights[i];
         weight->operand = (fp8_operand)FP8_OPERAND_INIT;
         weight->operand.data = slot->memory + weight->operand_offset;
         weight->operand.bytes = weight->operand_bytes;
+        weight->turned = (fp8_operand)FP8_OPERAND_INIT;
+        weight->turned.data = slot->memory + weight->turned_offset;
+        weight->turned.bytes = weight->turned_bytes;
     }
     return FP8_OK;
 }
@@ -239,8 +243,8 @@ static fp8_status take_slot(fp8_model *model, int index, bool needed)
 
 /* The pad rows that no rank brings, then the parts of the gather. The scale of a tensor is the same in all
  * shards and is read in ours: a copy of it would be a kernel that waits for SMs behind a product. */
-static fp8_status prepare_weight(fp8_model *model, struct fp8_model_weight *weight, uint8_t *slot,
-                                 fp8_gather_part *parts, size_t *count)
+static fp8_status prepare_rows(fp8_model *model, struct fp8_model_weight *weight, uint8_t *slot,
+                               fp8_gather_part *parts, size_t *count)
 {
     const struct fp8_shard_shape *shard = &weight->shard;
     fp8_operand_fill(&weight->operand, weight->plan, FP8_ROLE_W, 0, FP8_COPY_ROW, model->version);
@@ -253,7 +257,7 @@ static fp8_status prepare_weight(fp8_model *model, struct fp8_model_weight *weig
                         padded - brought, model->stream));
     parts[(*count)++] = (fp8_gather_part){ weight->shard_memory + shard->data_offset, view.row,
                                            (size_t)(shard->chunk * shard->row_ld) };
-    if (shard->is_tile)
+    if (shard->scale_bytes)
         parts[(*count)++] = (fp8_gather_part){ weight->shard_memory + FP8_PART_ALIGN,
                                                slot + weight->scales_offset, shard->scale_bytes };
     if (weight->has_bias)
@@ -262,17 +266,81 @@ static fp8_status prepare_weight(fp8_model *model, struct fp8_model_weight *weig
     return FP8_OK;
 }
 
-/* Scales of tiles arrive beside the operand: padded for all ranks they can be more than it holds. */
-static fp8_status finish_weight(fp8_model *model, const struct fp8_model_weight *weight,
-                                const uint8_t *slot)
+/* What of a weight is wanted now: rows, unless they are there; of a weight with scales by row the copy of
+ * this pass. */
+static fp8_status prepare_weight(fp8_model *model, int index, uint32_t wanted,
+                                 fp8_gather_part *parts, size_t *count)
 {
+    struct fp8_model_weight *weight = &model->weights[index];
+    const struct fp8_model_group *group = &model->groups[weight->group];
+    uint8_t *slot = model->slots[group->slot].memory;
+    if (weight->shard.has_rows && wanted == FP8_COPY_TRANSPOSED) {
+        fp8_operand_fill(&weight->turned, weight->plan, FP8_ROLE_W, 0, wanted, model->version);
+        parts[(*count)++] =
+            (fp8_gather_part){ weight->shard_memory + weight->shard.turned_offset,
+                               slot + weight->pieces_offset, weight->shard.turned_bytes };
+        return FP8_OK;
+    }
+    if (group->gathered && !weight->shard.has_rows)
+        return FP8_OK;
+    return prepare_rows(model, weight, slot, parts, count);
+}
+
+/* Scales of tiles and rows arrive beside the operand: padded for all ranks they can be more than it holds. */
+static fp8_status finish_rows(fp8_model *model, const struct fp8_model_weight *weight,
+                              const uint8_t *slot)
+{
+    const int64_t n = weight->plan->out_features;
     fp8_operand_view view;
-    if (!weight->shard.is_tile)
+    if (!weight->shard.scale_bytes)
         return FP8_OK;
     FP8_TRY(fp8_operand_parts(&weight->operand, &view));
-    const int64_t tiles = fp8_ceil_div(weight->plan->out_features, FP8_BLOCK);
-    return fp8_copy_bytes(model->context, view.row_scales, slot + weight->scales_offset,
-                          (size_t)(tiles * view.row_scales_ld) * sizeof(float), model->stream);
+    int64_t count = n, pad = fp8_round_up(n, FP8_PAD_ROW_SCALES) - n;
+    if (weight->shard.is_tile) {
+        count = fp8_ceil_div(n, FP8_BLOCK) * view.row_scales_ld;
+        pad = 0;
+    }
+    FP8_TRY(fp8_copy_bytes(model->context, view.row_scales, slot + weight->scales_offset,
+                           (size_t)count * sizeof(float), model->stream));
+    return fp8_fill_words(model->context, view.row_scales + count, 0, pad, model->stream);
+}
+
+/* The parts of all ranks, [K][rows] each, side by side. */
+static fp8_status finish_turned(fp8_model *model, const struct fp8_model_weight *weight,
+                                const uint8_t *slot)
+{
+    const struct fp8_shard_shape *shard = &weight->shard;
+    const int64_t n = weight->plan->out_features, k = weight->plan->in_features;
+    fp8_operand_view view;
+    FP8_TRY(fp8_operand_parts(&weight->turned, &view));
+    for (int32_t rank = 0; rank < model->ranks; rank++) {
+        const int64_t first = fp8_min_i64(rank * shard->chunk, n);
+        const struct fp8_turned_piece piece = { slot + weight->pieces_offset +
+                                                    (size_t)rank * shard->turned_bytes,
+                                                first, fp8_min_i64(shard->chunk, n - first) };
+        FP8_TRY(fp8_shard_put_turned(model->context, shard, &piece, &view, k, model->stream));
+    }
+    return fp8_shard_pad_turned(model->context, &view, n, k, model->stream);
+}
+
+static fp8_status finish_weight(fp8_model *model, int index, uint32_t wanted)
+{
+    const struct fp8_model_weight *weight = &model->weights[index];
+    const struct fp8_model_group *group = &model->groups[weight->group];
+    const uint8_t *slot = model->slots[group->slot].memory;
+    if (weight->shard.has_rows && wanted == FP8_COPY_TRANSPOSED)
+        return finish_turned(model, weight, slot);
+    return group->gathered && !weight->shard.has_rows ? FP8_OK : finish_rows(model, weight, slot);
+}
+
+/* Whether a weight of the group has copies that are not made from each other. */
+static bool has_rows(const fp8_model *model, const struct fp8_model_group *group)
+{
+    for (int i = group->first; i < group->first + group->count; i++) {
+        if (model->weights[i].shard.has_rows)
+            return true;
+    }
+    return false;
 }
 
 static void make_label(const fp8_model *model, const struct fp8_model_group *group, fp8_pass pass,
@@ -290,6 +358,7 @@ static fp8_status gather(fp8_model *model, int index, fp8_pass pass)
 {
     struct fp8_model_group *group = &model->groups[index];
     struct fp8_model_slot *slot = &model->slots[group->slot];
+    const uint32_t wanted = pass == FP8_PASS_FPROP ? FP8_COPY_ROW : FP8_COPY_TRANSPOSED;
     fp8_gather_part parts[PARTS];
     size_t count = 0;
     char label[FP8_COMM_LABEL];
@@ -302,15 +371,16 @@ static fp8_status gather(fp8_model *model, int index, fp8_pass pass)
                                         model->stream));
             count = 0;
         }
-        FP8_TRY(prepare_weight(model, &model->weights[i], slot->memory, parts, &count));
+        FP8_TRY(prepare_weight(model, i, wanted, parts, &count));
     }
     make_label(model, group, pass, label, sizeof label);
     FP8_TRY(fp8_comm_all_gather(model->comm, parts, count, label, model->stream));
     for (int i = group->first; i < group->first + group->count; i++)
-        FP8_TRY(finish_weight(model, &model->weights[i], slot->memory));
+        FP8_TRY(finish_weight(model, i, wanted));
     fp8_model_end(model, span, model->stream);
     FP8_TRY(fp8_mark_record(model, &group->arrived, model->stream));
     group->state = FP8_GROUP_GATHERED;
+    group->gathered |= has_rows(model, group) ? wanted : (uint32_t)FP8_COPY_BOTH;
     return FP8_OK;
 }
 
@@ -324,7 +394,8 @@ static fp8_status bring(fp8_model *model, int index, fp8_pass pass, bool needed)
         return fp8_fail(FP8_ERR_VERSION,
                         "model: the weight of layer '%s' has no values yet; call fp8_model_update",
                         model->weights[group->first].name);
-    if (group->slot >= 0 && group->state != FP8_GROUP_AWAY) {
+    const uint32_t wanted = pass == FP8_PASS_FPROP ? FP8_COPY_ROW : FP8_COPY_TRANSPOSED;
+    if (group->slot >= 0 && group->state != FP8_GROUP_AWAY && group->gathered & wanted) {
         group->state = FP8_GROUP_GATHERED; /* wanted again: no gather ahead takes its slot */
         return FP8_OK;
     }
@@ -460,7 +531,7 @@ fp8_status fp8_model_bias(fp8_model *model, int32_t layer, const fp8_call *call,
 static fp8_status transpose(fp8_model *model, int32_t layer, const fp8_call *call)
 {
     struct fp8_model_weight *weight = &model->weights[layer];
-    if (weight->operand.copies & FP8_COPY_TRANSPOSED)
+    if (weight->shard.has_rows || weight->operand.copies & FP8_COPY_TRANSPOSED)
         return FP8_OK;
     fp8_operand both = weight->operand;
     both.copies = FP8_COPY_BOTH;
@@ -486,7 +557,8 @@ fp8_status fp8_model_hold(fp8_model *model, int32_t layer, fp8_pass pass, const 
         FP8_TRY(transpose(model, layer, call));
     group->readers++;
     model->slots[group->slot].last_use = ++model->clock;
-    *operand = &weight->operand;
+    const bool is_turned = weight->shard.has_rows && pass == FP8_PASS_DGRAD;
+    *operand = is_turned ? &weight->turned : &weight->operand;
     return FP8_OK;
 }
 

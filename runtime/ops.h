@@ -49,6 +49,11 @@ enum {
 #undef X
 };
 enum {
+#define X(name, type) FP8_COLUMN_MAXIMA_##name,
+    FP8_OP_ARGS_COLUMN_MAXIMA(X) FP8_COLUMN_MAXIMA_ARG_COUNT
+#undef X
+};
+enum {
 #define X(name, type) FP8_QUANTIZE_ROW_##name,
     FP8_OP_ARGS_QUANTIZE_ROW(X) FP8_QUANTIZE_ROW_ARG_COUNT
 #undef X

@@ -484,6 +484,7 @@ static fp8_status check_own(const struct fp8_checker *c)
     case FP8_OP_ROLL:
     case FP8_OP_STORE:
     case FP8_OP_SUM:
+    case FP8_OP_COLUMN_MAXIMA:
     case FP8_OP_DEQUANTIZE:
     case FP8_OP_COUNT:
         break;

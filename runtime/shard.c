@@ -56,22 +56,21 @@ static fp8_status check_sharding(const char *call, const fp8_layer *layer,
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: sharding->rank is %d of %d ranks; it counts from 0",
                         call, sharding->rank, sharding->ranks);
     bool is_tile;
-    if (!find_step(layer, &is_tile)) {
+    const bool has_rows = fp8_shard_has_rows(layer->plan);
+    if (!has_rows && !find_step(layer, &is_tile)) {
         fp8_layer_info info = { .size = sizeof info };
         FP8_TRY(fp8_layer_describe(layer, &info));
-        return fp8_fail(FP8_ERR_UNSUPPORTED,
-                        "%s: layer '%s' has recipe '%s'%s; weights are sharded in FP8 with recipes "
-                        "'current', 'delayed' and 'block' (the others need w whole: gather it in "
-                        "high precision and give it through a weight hook)",
-                        call, layer->plan->name, info.recipe,
-                        layer->plan->is_bf16 ? " and compute bf16" : "");
-    }
-    if (is_tile && sharding->kind == FP8_SHARD_ELEMENTS)
         return fp8_fail(
             FP8_ERR_UNSUPPORTED,
-            "%s: layer '%s' has scales of 128 x 128, which a range of elements cuts; shard "
-            "whole rows (FP8_SHARD_ROWS)",
-            call, layer->plan->name);
+            "%s: layer '%s' has recipe '%s'%s, which multiplies w itself; gather it in high "
+            "precision and give it through a weight hook",
+            call, layer->plan->name, info.recipe, layer->plan->is_bf16 ? " and compute bf16" : "");
+    }
+    if ((has_rows || is_tile) && sharding->kind == FP8_SHARD_ELEMENTS)
+        return fp8_fail(FP8_ERR_UNSUPPORTED,
+                        "%s: layer '%s' has scales %s, which a range of elements cuts; shard whole "
+                        "rows (FP8_SHARD_ROWS)",
+                        call, layer->plan->name, has_rows ? "of rows" : "of 128 x 128");
     return FP8_OK;
 }
 
@@ -84,6 +83,8 @@ fp8_status fp8_shard_shape_of(const char *call, const fp8_layer *layer,
     memset(shape, 0, sizeof *shape);
     shape->kind = sharding->kind;
     (void)find_step(layer, &shape->is_tile);
+    shape->has_rows = fp8_shard_has_rows(layer->plan);
+    shape->amaxes = 1;
     int64_t data;
     if (sharding->kind == FP8_SHARD_ROWS) {
         const int64_t multiple = shape->is_tile ? FP8_BLOCK : layer->plan->shard.multiple;
@@ -100,11 +101,16 @@ fp8_status fp8_shard_shape_of(const char *call, const fp8_layer *layer,
         shape->scales_ld = fp8_round_up(fp8_ceil_div(k, FP8_BLOCK), FP8_PAD_TILE_SCALES);
         shape->scale_bytes = (size_t)(shape->chunk / FP8_BLOCK * shape->scales_ld) * sizeof(float);
     }
+    if (shape->has_rows) {
+        shape->scale_bytes = (size_t)shape->chunk * sizeof(float);
+        fp8_shard_shape_rows(layer, shape);
+    }
     shape->first = fp8_min_i64(sharding->rank * shape->chunk, shape->all);
     shape->count = fp8_min_i64(shape->chunk, shape->all - shape->first);
     shape->data_offset = FP8_PART_ALIGN + fp8_align_up(shape->scale_bytes, FP8_PART_ALIGN);
     shape->data_bytes = fp8_align_up((size_t)data, FP8_PART_ALIGN);
-    shape->bytes = shape->data_offset + shape->data_bytes;
+    shape->turned_offset = shape->data_offset + shape->data_bytes;
+    shape->bytes = shape->turned_offset + shape->turned_bytes;
     return FP8_OK;
 }
 
@@ -119,6 +125,18 @@ fp8_status fp8_shard_range(const fp8_layer *layer, const fp8_sharding *sharding,
         *count = shape.count;
     if (chunk)
         *chunk = shape.chunk;
+    return FP8_OK;
+}
+
+fp8_status fp8_shard_amaxes(const fp8_layer *layer, int64_t *count)
+{
+    fp8_sharding sharding = FP8_SHARDING_INIT;
+    struct fp8_shard_shape shape;
+    if (!count)
+        return fp8_fail(FP8_ERR_ARGUMENT, "shard_amaxes: count is NULL");
+    *count = 0;
+    FP8_TRY(fp8_shard_shape_of("shard_amaxes", layer, &sharding, &shape));
+    *count = shape.amaxes;
     return FP8_OK;
 }
 
@@ -267,9 +285,11 @@ static fp8_status run_amax(const fp8_layer *layer, const fp8_shard_args *args,
                                .found_inf = args->found_inf };
     size_t end;
     if (args->amax)
-        FP8_TRY(fp8_fill_words(context, args->amax, 0, 1, args->call.stream));
+        FP8_TRY(fp8_fill_words(context, args->amax, 0, shape->amaxes, args->call.stream));
     if (shape->is_tile || args->count == 0)
         return FP8_OK;
+    if (shape->has_rows)
+        return fp8_shard_amax_rows(layer, args);
     FP8_TRY(fp8_fill_words(context, zero, 0, 1, args->call.stream));
     return cast_shard(layer, args, zero, shape, &to, &end);
 }
@@ -326,11 +346,13 @@ static fp8_status run_quantize(const fp8_layer *layer, const fp8_shard_args *arg
                                .row = (uint8_t *)args->shard + shape->data_offset };
     if (shape->is_tile)
         FP8_TRY(run_tiles(layer, args, shape, &end));
+    else if (shape->has_rows)
+        FP8_TRY(fp8_shard_quantize_rows(layer, args, shape, &end));
     else
         FP8_TRY(cast_shard(layer, args, args->amax, shape, &to, &end));
     const int64_t rest = (int64_t)(shape->data_bytes - end);
     FP8_TRY(fp8_zero_2d(layer->context, to.row + end, rest, rest, 1, args->call.stream));
-    if (shape->is_tile)
+    if (shape->is_tile || shape->has_rows)
         return FP8_OK;
     const int64_t gap = FP8_PART_ALIGN - FP8_SCALES_COUNT * (int64_t)sizeof(float);
     return fp8_zero_2d(layer->context, to.scales + FP8_SCALES_COUNT, gap, gap, 1,
@@ -430,6 +452,22 @@ static fp8_status spread(const fp8_layer *layer, const uint8_t *from, uint8_t *r
     return FP8_OK;
 }
 
+/* Scales of rows, and the transposed part where it is wanted. */
+static fp8_status put_rows(const fp8_layer *layer, const struct fp8_shard_shape *shape,
+                           const fp8_shard_piece *piece, const fp8_operand_view *view,
+                           fp8_stream stream)
+{
+    const uint8_t *shard = piece->shard;
+    const struct fp8_turned_piece turned = { shard + shape->turned_offset, piece->first,
+                                             piece->count };
+    FP8_TRY(fp8_copy_bytes(layer->context, view->row_scales + piece->first, shard + FP8_PART_ALIGN,
+                           (size_t)piece->count * sizeof(float), stream));
+    if (!view->transposed)
+        return FP8_OK;
+    return fp8_shard_put_turned(layer->context, shape, &turned, view, layer->plan->in_features,
+                                stream);
+}
+
 static fp8_status put_pieces(const fp8_layer *layer, const fp8_unpack_args *args,
                              const struct fp8_shard_shape *shape, const fp8_operand_view *view)
 {
@@ -447,6 +485,8 @@ static fp8_status put_pieces(const fp8_layer *layer, const fp8_unpack_args *args
         if (!has_scales)
             FP8_TRY(fp8_copy_bytes(context, view->scales, piece->shard, FP8_PART_ALIGN, stream));
         has_scales = true;
+        if (shape->has_rows)
+            FP8_TRY(put_rows(layer, shape, piece, view, stream));
         if (shape->is_tile)
             FP8_TRY(fp8_copy_bytes(
                 context, view->row_scales + piece->first / FP8_BLOCK * shape->scales_ld,
@@ -458,6 +498,12 @@ static fp8_status put_pieces(const fp8_layer *layer, const fp8_unpack_args *args
                                    (size_t)(piece->count * view->row_ld), stream));
         else
             FP8_TRY(spread(layer, data, view->row, piece->first, piece->count, &rows, stream));
+    }
+    if (shape->has_rows) {
+        const int64_t pad = fp8_round_up(n, FP8_PAD_ROW_SCALES) - n;
+        FP8_TRY(fp8_fill_words(context, view->row_scales + n, 0, pad, stream));
+        if (view->transposed)
+            FP8_TRY(fp8_shard_pad_turned(context, view, n, k, stream));
     }
     if (shape->kind == FP8_SHARD_ELEMENTS)
         FP8_TRY(fp8_zero_2d(context, view->row + k, view->row_ld, view->row_ld - k, n, stream));
@@ -473,7 +519,7 @@ static fp8_status run_unpack(const fp8_layer *layer, const fp8_unpack_args *args
     FP8_TRY(fp8_operand_parts(filled, &view));
     FP8_TRY(fp8_context_enter(layer->context, &pushed));
     fp8_status status = put_pieces(layer, args, shape, &view);
-    if (status == FP8_OK && filled->copies & FP8_COPY_TRANSPOSED)
+    if (status == FP8_OK && filled->copies & FP8_COPY_TRANSPOSED && !shape->has_rows)
         status = fp8_shard_transpose(layer, filled, &args->call);
     fp8_context_leave(layer->context, pushed);
     return status;

@@ -406,12 +406,13 @@ static int backward(struct shard_rank *s, int index)
     fp8_backward_args passes = FP8_BACKWARD_ARGS_INIT;
     fp8_model_backward_args args = FP8_MODEL_BACKWARD_ARGS_INIT;
     fp8_tensor dy = shard_tensor(s, l, SHARD_DY), dx = shard_tensor(s, l, SHARD_DX);
-    fp8_tensor dw = shard_tensor(s, l, SHARD_DW_ROWS);
+    fp8_tensor x = shard_tensor(s, l, SHARD_X), dw = shard_tensor(s, l, SHARD_DW_ROWS);
     fp8_tensor dbias = shard_tensor(s, l, SHARD_DBIAS_ROWS);
     fp8_tensor whole = shard_tensor(s, l, SHARD_DW_WHOLE);
     fp8_tensor whole_dbias = shard_tensor(s, l, SHARD_DBIAS_WHOLE);
     bool first = s->micro_batch == 0, last = s->micro_batch == SHARD_MICRO_BATCHES - 1;
     passes.dy = &dy;
+    passes.x = l->saved.bytes ? NULL : &x; /* nothing of x is saved: wgrad reads it */
     passes.dx = &dx;
     passes.saved = &l->saved;
     passes.grad = &l->grad;

@@ -96,7 +96,7 @@ static int64_t round_up(int64_t value, int64_t step)
     return (value + step - 1) / step * step;
 }
 
-/* A copy of the weight with its scales of tiles, if it has any. */
+/* A copy of the weight with its scales of tiles or rows, if it has any. */
 struct copy {
     const uint8_t *data;
     const float *scales;
@@ -129,10 +129,12 @@ static int compare_weight(struct shard_rank *s, struct shard_layer *l, const fp8
                   s->rank->rank, l->info.name, row ? "row" : "transposed");
         return CLI_BUG;
     }
+    const fp8_scaling scaling = row ? gathered->row_scaling : gathered->transposed_scaling;
+    const int64_t scale_rows = scaling == FP8_SCALING_ROW ? 1 : (rows + 127) / 128;
     wrong += count_different(s, a.data, b.data, (size_t)(round_up(rows, 16) * a.ld), &code);
     if (!code && a.scales)
         wrong += count_different(s, a.scales, b.scales,
-                                 (size_t)((rows + 127) / 128 * a.scales_ld) * sizeof(float), &code);
+                                 (size_t)(scale_rows * a.scales_ld) * sizeof(float), &code);
     for (int i = 0; !code && !a.scales && i < 3; i++) /* scale, scale_inv, amax */
         wrong += count_different(s, got.scales + 4 * i, want.scales + 4 * i, 4, &code);
     worse(l, SHARD_W_WRONG, (double)wrong);
@@ -187,6 +189,7 @@ static fp8_status run_unsharded(struct shard_rank *s, struct shard_layer *l)
     if (status)
         return status;
     backward.dy = &dy;
+    backward.x = l->ref_saved.bytes ? NULL : &x;
     backward.saved = &l->ref_saved;
     backward.weight = &l->ref_weight;
     backward.grad = &l->grad;

@@ -108,11 +108,19 @@ local function sums_of(c)
     return list
 end
 
+-- The kernel for the amaxes of a shard's columns, where w's rows or columns have scales of their own.
+local function maxima_of(c, operands)
+    local w = operands.w.scaling
+    if c.ranks == 1 or not w or w.row ~= "row" then return nil end
+    return c.kernel("column_maxima", { source_dtype = "fp32", target_dtype = "fp32" })
+end
+
 -- How the weight is spread over the ranks of the mesh.
-local function shard_of(c)
+local function shard_of(c, operands)
     local multiple = shard.multiple(c.layer.recipe)
     return {
         sums = sums_of(c),
+        maxima = maxima_of(c, operands),
         rows = shard.chunk(c.layer.out_features, c.ranks, multiple),
         multiple = multiple,
         gather_group = c.layer.gather_group or c.null,
@@ -174,7 +182,7 @@ local function plan_layer(c)
         compute = layer.compute,
         bias = layer.bias,
         accumulation = layer.accumulation,
-        shard = shard_of(c),
+        shard = shard_of(c, operands),
         buffers = buffers.buffers(layer, c.format),
         passes = passes_of(c, operands),
         given = given_of(c, operands),

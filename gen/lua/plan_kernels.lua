@@ -169,6 +169,15 @@ local kernel_kinds = {
         grid = tiles(ALL, 32, 8, true), -- 32 columns a CTA
         over = { rows = "partial_rows", cols = "cols" },
     },
+    column_maxima = {
+        op = "column_maxima",
+        template = "column_maxima.cu",
+        name = function() return "column_maxima" end,
+        parameters = function() return {} end,
+        block = 128,
+        grid = tiles(ALL, 128, 8, true),
+        over = { rows = "partial_rows", cols = "cols" },
+    },
     quantize_row = row_kind(false),
     quantize_row_dbias = row_kind(true), -- also the column sums of every BAND rows
     quantize_column = {

@@ -96,25 +96,6 @@ local function fixed_accumulation(state, record, own, model, layer, refused)
     end
 end
 
--- Weights are shared over ranks as FP8 bytes whose scales no cut crosses, or on which the ranks agree. The
--- weight of a layer that computes in bf16 is the caller's tensor, whoever gathers it.
-local shared_recipes = { current = true, delayed = true, block = true }
-
-local function sharded_layer(state, record, own, model, layer)
-    if layer.compute == "bf16" or shared_recipes[layer.recipe.name] then return end
-    local place = giver(state, record, own, model, "recipe")
-    local problem = {
-        message = ("layer '%s' has recipe '%s', but %d ranks share the weights, which this version does with \z
-the recipes 'current', 'delayed' and 'block'"):format(layer.name, layer.recipe.name, state.ranks),
-        hint = "use one of them, or mesh = { fsdp = 1 } and gather the weight in a hook of your own",
-    }
-    if place then
-        state.report:value(place, "recipe", problem)
-    else
-        state.report:head(record, problem)
-    end
-end
-
 -- One rank has no others to share its amaxes with.
 local function lone_amaxes(state, record, own, model, layer)
     if state.ranks > 1 or layer.compute == "bf16" or layer.recipe.amax_group ~= "fsdp" then return end
@@ -131,7 +112,6 @@ function M.layer(state, record, own, model, layer, refused)
     if layer.compute == "bf16" then bf16_layer(state, record, own, model, layer, refused) end
     fixed_accumulation(state, record, own, model, layer, refused)
     lone_amaxes(state, record, own, model, layer)
-    if state.ranks > 1 and layer.name then sharded_layer(state, record, own, model, layer) end
 end
 
 -- A recipe of the model that no layer follows.

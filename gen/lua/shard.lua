@@ -118,16 +118,26 @@ function shard.amaxes(layer)
     return 1 -- also the tensor scale of rowwise_hp_wgrad's transposed copy
 end
 
--- Bytes that each rank sends of a layer: a piece with its scales, its chunk of rows, padded to the FP8
--- copy's leading dim, and with rows that have scales of their own those; its chunk of the bias in bf16.
--- The whole weight as bf16 where the layer computes in it.
-function shard.payload(layer, ranks, format)
+-- Bytes of a chunk of w's transposed copy: [K][rows] behind its scales.
+local function transposed_payload(layer, chunk, format)
+    local k, scales = roundup(layer.in_features, 16), 0
+    if layer.recipe.name == "rowwise" then scales = roundup(k * 4, format.part_align) end
+    return format.part_align + scales
+        + roundup(k * roundup(chunk, format.pad_ld), format.part_align)
+end
+
+-- Bytes that each rank sends of a layer for a pass: a piece with its scales, its chunk of rows, padded to the
+-- FP8 copy's leading dim, and with rows that have scales of their own those; its chunk of the bias in bf16.
+-- Where rows have scales of their own, dgrad gathers the transposed copy instead. The whole weight as bf16
+-- where the layer computes in it.
+function shard.payload(layer, ranks, format, pass)
     local recipe, k = layer.recipe.name, layer.in_features
     local chunk = shard.chunk(layer.out_features, ranks, shard.multiple(layer.recipe))
     local bias = layer.bias and chunk * 2 or 0
     if layer.compute == "bf16" then return chunk * k * 2 + bias end
     local scales = format.part_align -- float32[16], to the next part
     if recipe == "rowwise" or recipe == "rowwise_hp_wgrad" then
+        if pass == "dgrad" then return transposed_payload(layer, chunk, format) end
         scales = scales + chunk * 4
     elseif recipe == "block" then
         local tiles = chunk // 128 * roundup(ceil_div(k, 128), 4) * 4
@@ -169,7 +179,7 @@ function shard.collectives(model, format)
     end
     local function gather(pass, group)
         local bytes = 0
-        for _, i in ipairs(group) do bytes = bytes + shard.payload(layers[i], ranks, format) end
+        for _, i in ipairs(group) do bytes = bytes + shard.payload(layers[i], ranks, format, pass) end
         local dtype = #group == 1 and layers[group[1]].compute == "bf16" and "bf16" or "uint8"
         add("all_gather", pass, table.move(group, 1, #group, 1, {}), bytes, dtype)
     end

@@ -28,6 +28,9 @@ static const char spec[] =
     "linear \"d\" { in_features = 256, out_features = 1025 },\n"
     "linear \"e\" { in_features = 384, out_features = 256, grad_weight = \"bf16\" },\n"
     "linear \"f\" { in_features = 384, out_features = 389, recipe = recipe.block {} },\n"
+    "linear \"g\" { in_features = 272, out_features = 515, bias = true,\n"
+    "             recipe = recipe.rowwise {} },\n"
+    "linear \"h\" { in_features = 256, out_features = 130, recipe = recipe.rowwise_hp_wgrad {} },\n"
     "} }\n";
 
 /* ---- limits: a rank that hangs in the driver is not freed by a communicator's timeout ---- */

@@ -147,6 +147,41 @@ static void test_hooked_recipes(void **state)
     ranks_bundle_drop(path);
 }
 
+/* Rows of w have scales of their own, columns those of all ranks' rows: two copies, gathered each for its
+ * pass. */
+static void test_scales_by_row(void **state)
+{
+    (void)state;
+    static const char other[] =
+        "return model \"rows\" { tokens = 16, layers = {\n"
+        "linear \"a\" { in_features = 72, out_features = 200, bias = true,\n"
+        "               recipe = recipe.rowwise {} },\n"
+        "linear \"b\" { in_features = 130, out_features = 257, recipe = recipe.rowwise {} },\n"
+        "linear \"c\" { in_features = 64, out_features = 96 },\n"
+        "linear \"d\" { in_features = 100, out_features = 257, bias = true,\n"
+        "               recipe = recipe.rowwise_hp_wgrad {} },\n"
+        "linear \"e\" { in_features = 300, out_features = 5, recipe = recipe.rowwise {} },\n"
+        "linear \"f\" { in_features = 33, out_features = 3, recipe = recipe.rowwise_hp_wgrad {} "
+        "},\n"
+        "} }\n";
+    char path[256];
+    ranks_bundle(other, "none", path);
+    struct model_case c = { .bundle = path, .tokens = 16, .steps = 2, .give_bias = 1 };
+    static const int32_t ranks[] = { 1, 2, 3, 5, 8 };
+    for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++)
+        ranks_run(ranks[i], 60, model_body, &c);
+    c.keep = 1;
+    ranks_run(3, 60, model_body, &c);
+    c.keep = 0;
+    c.group = 1;
+    ranks_run(3, 60, model_body, &c);
+    c.group = 0;
+    c.gathers =
+        6 + 6 + 6 + 6; /* what backward comes back to it has not; but "c" has one copy for both */
+    ranks_run(2, 60, model_body, &c);
+    ranks_bundle_drop(path);
+}
+
 static void test_hooks(void **state)
 {
     (void)state;
@@ -174,8 +209,8 @@ int main(void)
         cmocka_unit_test(test_gathers),        cmocka_unit_test(test_without_prefetch),
         cmocka_unit_test(test_average),        cmocka_unit_test(test_exchange),
         cmocka_unit_test(test_no_tokens),      cmocka_unit_test(test_callers_accumulators),
-        cmocka_unit_test(test_hooks),          cmocka_unit_test(test_hooked_recipes),
-        cmocka_unit_test(test_repeated_steps),
+        cmocka_unit_test(test_scales_by_row),  cmocka_unit_test(test_hooks),
+        cmocka_unit_test(test_hooked_recipes), cmocka_unit_test(test_repeated_steps),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -17,11 +17,19 @@ struct shape {
     const char *recipe;
 };
 static const struct shape shapes[] = {
-    { "wide", 4096, 64, "current" }, { "ten", 10, 128, "current" },
-    { "five", 5, 64, "current" },    { "square", 96, 128, "current" },
-    { "odd", 129, 131, "current" },  { "one", 1, 7, "current" },
-    { "tiles", 300, 260, "block" },  { "tile", 5, 64, "block" },
-    { "long", 1000, 2000, "block" }, { "before", 129, 131, "delayed" },
+    { "wide", 4096, 64, "current" },
+    { "ten", 10, 128, "current" },
+    { "five", 5, 64, "current" },
+    { "square", 96, 128, "current" },
+    { "odd", 129, 131, "current" },
+    { "one", 1, 7, "current" },
+    { "tiles", 300, 260, "block" },
+    { "tile", 5, 64, "block" },
+    { "long", 1000, 2000, "block" },
+    { "before", 129, 131, "delayed" },
+    { "rows", 300, 260, "rowwise" },
+    { "columns", 5, 64, "rowwise" },
+    { "half", 129, 131, "rowwise_hp_wgrad" },
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 static char bundle_path[256];
@@ -100,12 +108,19 @@ static bool is_tile(int i)
     return strcmp(shapes[i].recipe, "block") == 0;
 }
 
+static bool has_rows(int i)
+{
+    return strncmp(shapes[i].recipe, "rowwise", 7) == 0;
+}
+
 /* The layer whose own quantisation a shape is compared with: a delayed weight with a given amax is what
  * current scaling makes of it. */
 static int twin_of(int i)
 {
     return strcmp(shapes[i].recipe, "delayed") == 0 ? 4 : i;
 }
+
+enum { AMAXES = 2048 };
 
 struct cut {
     fp8_shard_kind kind;
@@ -121,7 +136,10 @@ static char *shard_all(int i, const uint16_t *w, struct cut cut, size_t *bytes,
     fp8_sharding sharding = FP8_SHARDING_INIT;
     sharding.kind = cut.kind;
     sharding.ranks = cut.ranks;
-    float amax = 0;
+    float amax[AMAXES] = { 0 }, mine[AMAXES], largest = 0;
+    int64_t amaxes;
+    assert_int_equal(fp8_shard_amaxes(layers[i], &amaxes), FP8_OK);
+    assert_int_equal(amaxes, strcmp(shapes[i].recipe, "rowwise") == 0 ? shapes[i].k : 1);
     assert_int_equal(fp8_shard_bytes(layers[i], &sharding, bytes), FP8_OK);
     char *all = take(*bytes * (size_t)cut.ranks);
     memset(all, 0x7e, *bytes * (size_t)cut.ranks);
@@ -137,26 +155,31 @@ static char *shard_all(int i, const uint16_t *w, struct cut cut, size_t *bytes,
                                         rows ? unit : count,
                                         FP8_DTYPE_BF16,
                                         0 };
-            float mine = -1;
+            for (int64_t j = 0; j < amaxes; j++)
+                mine[j] = -1;
             fp8_shard_args args = FP8_SHARD_ARGS_INIT;
             args.sharding = &sharding;
             args.count = count;
             args.source = &source;
             args.call = call();
-            args.amax = pass == 0 ? &mine : &amax;
+            args.amax = pass == 0 ? mine : amax;
             args.shard = all + (size_t)rank * *bytes;
             args.shard_bytes = *bytes;
             if (pass == 0) {
                 assert_int_equal(fp8_shard_amax(layers[i], &args), FP8_OK);
-                assert_true(mine >= 0);
-                amax = mine > amax ? mine : amax;
+                for (int64_t j = 0; j < amaxes; j++) {
+                    assert_true(mine[j] >= 0);
+                    amax[j] = mine[j] > amax[j] ? mine[j] : amax[j];
+                }
             } else {
                 assert_int_equal(fp8_shard_quantize(layers[i], &args), FP8_OK);
                 pieces[rank] = (fp8_shard_piece){ args.shard, first, count };
             }
         }
     }
-    assert_true(amax == (is_tile(i) ? 0.0f : 80.0f));
+    for (int64_t j = 0; j < amaxes; j++)
+        largest = amax[j] > largest ? amax[j] : largest;
+    assert_true(largest == (is_tile(i) ? 0.0f : 80.0f));
     return all;
 }
 
@@ -197,6 +220,12 @@ static void compare(int i, struct cut cut)
         assert_memory_equal(a.row_scales, b.row_scales, (size_t)(down * a.row_scales_ld) * 4);
         assert_memory_equal(a.transposed_scales, b.transposed_scales,
                             (size_t)(across * a.transposed_scales_ld) * 4);
+    } else if (has_rows(i)) {
+        assert_memory_equal(a.row_scales, b.row_scales, (size_t)n16 * 4);
+        if (a.transposed_scales)
+            assert_memory_equal(a.transposed_scales, b.transposed_scales, (size_t)k16 * 4);
+        else
+            assert_memory_equal(a.scales, b.scales, 64);
     } else {
         assert_memory_equal(a.scales, b.scales, 64);
     }
@@ -225,7 +254,7 @@ static void test_elements(void **state)
     (void)state;
     static const int32_t ranks[] = { 1, 2, 3, 7, 8, 64 };
     for (int i = 0; i < SHAPES; i++) {
-        for (size_t j = 0; j < sizeof ranks / sizeof ranks[0] && !is_tile(i); j++)
+        for (size_t j = 0; j < sizeof ranks / sizeof ranks[0] && !is_tile(i) && !has_rows(i); j++)
             compare(i, (struct cut){ FP8_SHARD_ELEMENTS, ranks[j] });
     }
 }
@@ -253,6 +282,8 @@ static void test_refused(void **state)
     sharding.kind = FP8_SHARD_ELEMENTS;
     assert_int_equal(fp8_shard_bytes(layers[6], &sharding, &bytes), FP8_ERR_UNSUPPORTED);
     assert_true(says_word("FP8_SHARD_ROWS"));
+    assert_int_equal(fp8_shard_bytes(layers[10], &sharding, &bytes), FP8_ERR_UNSUPPORTED);
+    assert_true(says_word("scales of rows"));
     sharding.kind = FP8_SHARD_ROWS;
     float amax = 0;
     uint16_t *w = weight_of(1);

@@ -36,10 +36,6 @@ run fp8gen run $spec --fsdp 2 --device host --timeout soon
 expect_code 2
 expect_err_has "--timeout"
 
-run fp8gen run specs/llama3_8b.lua --recipe rowwise --fsdp 2 --device host --shrink
-expect_code 1
-expect_err_has "2 ranks share the weights"
-
 case_of "one layer alone; nothing is left behind"
 run fp8gen run $spec --fsdp 2 --device host --layer gate --tokens 3
 expect_code 0

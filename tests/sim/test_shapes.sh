@@ -25,6 +25,15 @@ for shape in "600 300 3" "129 1000 2" "2556 130 8"; do
     simulate "$T/shape.lua" "$ranks"
 done
 
+for shape in "600 300 3" "5 64 4" "257 130 8"; do
+    read -r n k ranks <<<"$shape"
+    for recipe in rowwise rowwise_hp_wgrad; do
+        case_of "w [$n,$k], $recipe over $ranks ranks: two copies, gathered each for its pass"
+        spec_of "$n" "$k" "recipe = recipe.$recipe {}, bias = true,"
+        simulate "$T/shape.lua" "$ranks"
+    done
+done
+
 case_of "delayed scaling: shared weights take the scale that the ranks agreed on"
 spec_of 129 272 "recipe = recipe.delayed {}, bias = true,"
 simulate "$T/shape.lua" 3
