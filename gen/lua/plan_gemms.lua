@@ -212,7 +212,7 @@ end
 
 local scalings = {
     tensor = "",
-    row = " with a scale a row, which the store applies",
+    row = " with a scale a row",
     block = " with scales of blocks",
     tile = " with scales of blocks",
 }
@@ -231,7 +231,8 @@ local function cublaslt_reason(g)
         how = ("FP8 %s x %s%s through cuBLASLt with %s; operands are \z
 padded, so every M, N, K fits"):format(g.a_dtype, g.b_dtype, scalings[g.a_scaling], as)
     end
-    local out = g.scaling == "row" and g.out .. " staged in fp32"
+    local out = g.scaling == "row"
+        and g.out .. " staged in fp32, from where the store applies the scales, the smaller of two first"
         or output_reason(g.out, g.dtype, g.cols)
     return how .. "; " .. out
 end

@@ -1,7 +1,6 @@
 /*
  * test_state_data.c - delayed scaling: states as plain data, and what is refused.
  */
-
 #include "tests/runtime/rig_state.h"
 
 /* ---- plain data ---- */
