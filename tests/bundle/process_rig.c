@@ -43,7 +43,7 @@ fp8_status process_join(struct process *p)
     fp8_status status = fp8_context_create(&context, &p->context);
     if (status != FP8_OK)
         return status;
-    snprintf(file, sizeof file, "%s/id", p->folder);
+    snprintf(file, sizeof file, "%s/id%d", p->folder, p->stage);
     fp8_comm_options options = FP8_COMM_OPTIONS_INIT;
     options.rank = p->rank;
     options.ranks = p->ranks;

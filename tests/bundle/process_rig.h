@@ -16,7 +16,7 @@ struct process {
     const char *folder; /* of the bundle, and of the file of the id */
     fp8_context *context;
     fp8_comm *comm;
-    int variant;
+    int variant, stage; /* stages of a pipeline find each other apart */
 };
 typedef int (*process_body)(struct process *); /* 0: good */
 

@@ -442,6 +442,26 @@ static void test_a_layer_left_out(void **state)
     run(2, (struct process){ .timeout = 10, .variant = 3 }, model, 0, 0);
 }
 
+/* Two stages of two ranks; layers are on the first alone, whose rank 1 leaves one out in step 2: its neighbour
+ * is told, the other stage goes on. */
+static int two_stages(struct process *p)
+{
+    p->stage = p->rank / 2;
+    p->rank %= 2;
+    p->ranks = 2;
+    if (p->stage == 0)
+        return model(p);
+    p->variant = 0;
+    return collectives(p) || collectives(p);
+}
+
+static void test_stages(void **state)
+{
+    (void)state;
+    run(4, (struct process){ .timeout = 0.8, .variant = 1 }, two_stages, 0, 0);
+    run(4, (struct process){ .timeout = 10 }, two_stages, 0, 0);
+}
+
 static void test_other_specs(void **state)
 {
     (void)state;
@@ -472,7 +492,7 @@ int main(void)
         cmocka_unit_test(test_other_calls), cmocka_unit_test(test_async_errors),
         cmocka_unit_test(test_abort),       cmocka_unit_test(test_adopted),
         cmocka_unit_test(test_models),      cmocka_unit_test(test_a_layer_left_out),
-        cmocka_unit_test(test_other_specs),
+        cmocka_unit_test(test_stages),      cmocka_unit_test(test_other_specs),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
