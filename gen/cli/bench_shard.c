@@ -117,14 +117,15 @@ struct clock {
 };
 enum { LEAD_BYTES = 256 << 20, SHORT_REPEATS = 10 };
 
-/* Device time that the host needs to get ahead, as it is within a step: some 90 us a run. A run of short ones
- * behind it lets the ranks meet on the device before the first event. */
+/* Device time that the host needs to get ahead, as it is within a step: fills of some 80 us, three for each run,
+ * since a collective may take a busy host 200 us. A run of short ones behind it lets the ranks meet on the device
+ * before the first event. */
 static int run_ahead(struct shard_bench_rank *r, struct shard_bench_item *item, int repeats,
                      const struct clock *clock)
 {
     const struct cli_device *device = &r->rank->device;
     fp8_status status = FP8_OK;
-    for (int i = 0; !status && !device->is_host && i < repeats + 2; i++)
+    for (int i = 0; !status && !device->is_host && i < 3 * repeats; i++)
         status = fp8_memory_fill(device->context, clock->lead.device, 0, clock->lead.bytes,
                                  device->stream);
     if (status)

@@ -370,6 +370,16 @@ static struct shard_bench_times times_of(const struct step *s, double alone, dou
     };
 }
 
+/* [[N, K], ...] of the layers of a block. */
+static json_t *shapes_of(const struct step *s)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < s->shape_count; i++)
+        json_array_append_new(list, json_pack("[I, I]", (json_int_t)s->shapes[i].info.out_features,
+                                              (json_int_t)s->shapes[i].info.in_features));
+    return list;
+}
+
 static void print_rows(struct step *s, const struct shard_bench_item *items)
 {
     static const char *const names[] = { "step_fsdp", "step_fsdp_updated" };
@@ -389,8 +399,8 @@ static void print_rows(struct step *s, const struct shard_bench_item *items)
             .launches = -1,
         };
         json_t *more = json_pack(
-            "{s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:I, s:s}", "reduce",
-            s->r->bench->values->reduce ? s->r->bench->values->reduce : "auto", "comm_sms",
+            "{s:o, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:I, s:s}", "shapes", shapes_of(s), "reduce",
+            exchanges(s) ? "exchange" : "collective", "comm_sms",
             (int)s->r->bench->values->comm_sms, "ranks", s->r->rank->ranks, "layers", s->count,
             "blocks", s->count / s->shape_count, "exposed_ms", 1e3 * (sharded - alone),
             "times_alone", alone > 0 ? sharded / alone : 0.0, "pool_bytes",

@@ -152,7 +152,7 @@ local function timed(layer, record, ranks, format)
         transpose = layer.compute == "bf16" and 0.0
             or cost.moving(2.0 * layer.in_features * layer.out_features),
     }
-    for pass, total in pairs(record.cost) do timing[pass] = total.seconds end
+    for pass, total in pairs(record.cost) do timing[pass] = cost.SUSTAINED * total.seconds end
     return timing
 end
 

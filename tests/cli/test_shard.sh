@@ -28,7 +28,7 @@ expect_code 2
 expect_err_has "--rank 8: the mesh has 8 ranks, from 0"
 
 case_of "the rows of all ranks are those of w, once each; every rank plans the same collectives"
-for ranks in 3 8 64; do
+for ranks in 3 7 16; do
     at=0 lines=
     for ((rank = 0; rank < ranks; rank++)); do
         run fp8gen plan $spec --fsdp $ranks --rank $rank --layer head
