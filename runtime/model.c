@@ -263,9 +263,9 @@ static void lay_out(fp8_model *model, uint8_t *base)
     size_t grad = grad_bytes(model);
     for (int i = 0; i < FP8_MODEL_GRADS; i++, at += grad)
         model->grads[i].memory = at;
-    model->arrivals = at;
-    at += model->exchanges ? grad : 0;
-    model->bytes.grads = (FP8_MODEL_GRADS + (model->exchanges ? 1u : 0u)) * grad;
+    for (int i = 0; i < FP8_MODEL_GRADS && model->exchanges; i++, at += grad)
+        model->grads[i].arrivals = at;
+    model->bytes.grads = FP8_MODEL_GRADS * (model->exchanges ? 2u : 1u) * grad;
     model->amaxes = (float *)(void *)at;
     model->amax_count = 0;
     for (int i = 0; i < model->weight_count; i++) {
@@ -336,6 +336,7 @@ static fp8_status plan_model(const fp8_model_options *options, fp8_model **model
     }
     make_groups(made, options->layers);
     made->slot_count = made->keep ? made->group_count : options->slots ? options->slots : 2;
+    made->ahead = (options->slots ? options->slots : 2) - 1;
     if (made->slot_count > made->group_count)
         made->slot_count = made->group_count;
     lay_out(made, NULL);
@@ -402,8 +403,11 @@ static fp8_status make_marks(fp8_model *model)
         FP8_TRY(make_mark(model, &model->groups[i].arrived));
     for (int i = 0; i < model->slot_count; i++)
         FP8_TRY(make_mark(model, &model->slots[i].read));
-    for (int i = 0; i < FP8_MODEL_GRADS; i++)
+    FP8_TRY(make_mark(model, &model->came));
+    for (int i = 0; i < FP8_MODEL_GRADS; i++) {
         FP8_TRY(make_mark(model, &model->grads[i].free));
+        FP8_TRY(make_mark(model, &model->grads[i].summed));
+    }
     return FP8_OK;
 }
 
@@ -416,12 +420,15 @@ static void drop_marks(fp8_model *model)
         drop_mark(model, &model->groups[i].arrived);
     for (int i = 0; i < model->slot_count; i++)
         drop_mark(model, &model->slots[i].read);
-    for (int i = 0; i < FP8_MODEL_GRADS; i++)
+    drop_mark(model, &model->came);
+    for (int i = 0; i < FP8_MODEL_GRADS; i++) {
         drop_mark(model, &model->grads[i].free);
+        drop_mark(model, &model->grads[i].summed);
+    }
 }
 
-/* The stream of the collectives goes first where SMs become free: what it does is waited for. */
-static fp8_status make_stream(fp8_model *model)
+/* Streams of collectives and sums go first where SMs become free: what they do is waited for. */
+static fp8_status make_stream(fp8_model *model, fp8_stream *made)
 {
     const struct fp8_driver *driver = model->context->driver;
     int least = 0, greatest = 0;
@@ -434,7 +441,7 @@ static fp8_status make_stream(fp8_model *model)
     if (result == CUDA_SUCCESS)
         result = driver->stream_create_first(&stream, CU_STREAM_NON_BLOCKING, greatest);
     fp8_uncaptured_leave(model->context, &entered);
-    model->stream = stream;
+    *made = stream;
     return result == CUDA_SUCCESS ? FP8_OK
                                   : fp8_fail_cuda(driver, result, "model_create: its stream");
 }
@@ -442,7 +449,9 @@ static fp8_status make_stream(fp8_model *model)
 static fp8_status make_memory(fp8_model *model, fp8_model_reduce by)
 {
     void *pool = NULL;
-    FP8_TRY(make_stream(model));
+    FP8_TRY(make_stream(model, &model->stream));
+    if (model->exchanges)
+        FP8_TRY(make_stream(model, &model->sums));
     if (model->comm)
         FP8_TRY(fp8_comm_alloc(model->comm, model->bytes.pool, &pool));
     else
@@ -499,6 +508,7 @@ void fp8_model_destroy(fp8_model *model)
     else
         fp8_memory_free(model->context, model->pool);
     fp8_stream_destroy(model->context, model->stream);
+    fp8_stream_destroy(model->context, model->sums);
     release_memory(model);
 }
 

@@ -68,8 +68,9 @@ struct fp8_model_slot {
 };
 
 struct fp8_model_grad {
-    uint8_t *memory; /* dw of all ranks' rows, then dbias */
-    struct fp8_mark free;
+    uint8_t *memory;   /* dw of all ranks' rows, then dbias */
+    uint8_t *arrivals; /* of an exchange: parts of all ranks, as large */
+    struct fp8_mark free, summed;
 };
 
 struct fp8_model_record {
@@ -87,21 +88,24 @@ struct fp8_model {
     bool exchanges;   /* gradients go through all_to_all and a sum, not reduce_scatter */
     int32_t comm_sms; /* that dgrad leaves to a reduce-scatter */
     int weight_count, group_count, slot_count;
+    int ahead; /* groups that a pass gathers before they are needed */
     struct fp8_model_weight *weights;
     struct fp8_model_group *groups;
     struct fp8_model_slot *slots;
     struct fp8_model_grad grads[FP8_MODEL_GRADS];
     int next_grad;
-    uint8_t *arrivals;   /* with `exchanges`: parts of all ranks, as large as a grad */
     size_t dbias_offset; /* in a grad */
     fp8_model_bytes bytes;
     uint8_t *pool;
     float *amaxes;
     size_t amax_count;
-    fp8_stream stream;      /* of the collectives */
+    fp8_stream stream; /* of the collectives */
+    fp8_stream
+        sums; /* of the sums behind exchanges: one that waits for SMs keeps no gather waiting */
     struct fp8_mark caller; /* scratch: the caller's stream, for ours to wait on */
     struct fp8_mark ours;   /* and the reverse */
     struct fp8_mark updated;
+    struct fp8_mark came; /* scratch: an exchange, for its sum to wait on */
     uint64_t version;
     uint64_t capture; /* that the last call was part of (fp8_capture_of); 0: none */
     uint64_t clock;   /* counts uses of slots */
@@ -135,7 +139,7 @@ fp8_status fp8_model_follow(const char *call, fp8_model *model, fp8_stream strea
 fp8_status fp8_model_hold(fp8_model *model, int32_t layer, fp8_pass pass, const fp8_call *call,
                           const fp8_operand **weight, const fp8_tensor **w);
 void fp8_model_let_go(fp8_model *model, int32_t layer, fp8_stream stream);
-/* The group after the layer's in the order of a pass, if a slot is free. */
+/* The groups after the layer's in the order of a pass, as far as slots are free. */
 fp8_status fp8_model_prefetch(fp8_model *model, int32_t layer, fp8_pass pass);
 /* Nothing is gathered any more. */
 void fp8_model_forget_groups(fp8_model *model);

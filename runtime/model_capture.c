@@ -48,6 +48,8 @@ fp8_status fp8_model_join(fp8_model *model, fp8_stream stream)
     fp8_status status = fp8_model_follow(call, model, stream);
     if (status == FP8_OK && (status = fp8_context_enter(model->context, &pushed)) == FP8_OK) {
         status = fp8_model_order(model, &model->caller, stream, model->stream);
+        for (int i = 0; i < FP8_MODEL_GRADS && status == FP8_OK; i++)
+            status = fp8_mark_wait(model, &model->grads[i].summed, model->stream);
         if (status == FP8_OK)
             status = fp8_model_order(model, &model->ours, model->stream, stream);
         fp8_context_leave(model->context, pushed);

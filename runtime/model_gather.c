@@ -429,10 +429,13 @@ fp8_status fp8_model_gather(fp8_model *model, int32_t layer, fp8_pass pass)
 
 fp8_status fp8_model_prefetch(fp8_model *model, int32_t layer, fp8_pass pass)
 {
-    int next = model->weights[layer].group + (pass == FP8_PASS_FPROP ? 1 : -1);
-    if (!model->prefetch || next < 0 || next >= model->group_count)
-        return FP8_OK;
-    return bring(model, next, pass, false);
+    const int step = pass == FP8_PASS_FPROP ? 1 : -1;
+    int next = model->weights[layer].group + step;
+    for (int i = 0; i < model->ahead && model->prefetch; i++, next += step) {
+        if (next >= 0 && next < model->group_count)
+            FP8_TRY(bring(model, next, pass, false));
+    }
+    return FP8_OK;
 }
 
 /* ---- hooks ---- */

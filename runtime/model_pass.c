@@ -382,9 +382,8 @@ static fp8_status reduce_scatter(struct backward *b, const struct reduction *all
     return fp8_mark_record(model, &b->grad->free, model->stream);
 }
 
-/* Copies of every rank's part, and a sum of our own over what has arrived. No rank sends again before all
- * have come to the next collective on their streams, which is behind their sums: one place for arrivals
- * will do. */
+/* Copies of every rank's part, and a sum of our own over what has arrived. No rank sends again into a place
+ * before all have come to that exchange on their streams, which is behind their sums of the one before. */
 static fp8_status exchange(struct backward *b, const struct reduction *all, size_t count,
                            const char *label)
 {
@@ -392,17 +391,19 @@ static fp8_status exchange(struct backward *b, const struct reduction *all, size
     fp8_exchange_part parts[2];
     for (size_t i = 0; i < count; i++)
         parts[i] =
-            (fp8_exchange_part){ all[i].memory, model->arrivals + all[i].offset,
+            (fp8_exchange_part){ all[i].memory, b->grad->arrivals + all[i].offset,
                                  share_of(b, &all[i]) * fp8_dtype_bytes(all[i].whole.dtype) };
+    FP8_TRY(fp8_mark_wait(model, &b->grad->summed, model->stream));
     int span = fp8_model_begin(model, "all_to_all", b->layer, true, model->stream);
     FP8_TRY(fp8_comm_all_to_all(model->comm, parts, count, label, model->stream));
     fp8_model_end(model, span, model->stream);
     FP8_TRY(fp8_mark_record(model, &b->grad->free, model->stream));
-    span = fp8_model_begin(model, "sum", b->layer, true, model->stream);
+    FP8_TRY(fp8_model_order(model, &model->came, model->stream, model->sums));
+    span = fp8_model_begin(model, "sum", b->layer, true, model->sums);
     for (size_t i = 0; i < count && b->weight->shard.count > 0; i++)
         FP8_TRY(sum(b, &all[i], parts[i].recv, model->ranks));
-    fp8_model_end(model, span, model->stream);
-    return FP8_OK;
+    fp8_model_end(model, span, model->sums);
+    return fp8_mark_record(model, &b->grad->summed, model->sums);
 }
 
 static fp8_status reduce(struct backward *b)

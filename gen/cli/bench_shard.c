@@ -56,6 +56,7 @@ static const struct cli_option options[] = {
           "sum of dw in a step: auto, collective (NCCL's kernels) or exchange (copies, a kernel)",
       .offset = offsetof(struct shard_bench_values, reduce),
       .choices = reduce_choices },
+    NUMBER(slots, "N", "weights gathered or in use at once in a step (default 2)", 1, 64, 2),
     NUMBER(mib, "N", "collectives of up to N MiB a rank (default 128)", 1, 1 << 12, 128),
     NUMBER(rounds, "N", "medians of N rounds (default 15)", 1, 10000, 15),
     { .name = "device",

@@ -200,6 +200,7 @@ static int open_model(struct step *s)
     wanted.comm = s->r->comm;
     wanted.average = 1;
     wanted.reduce_by = reduce_of(s->r->bench->values->reduce);
+    wanted.slots = (int32_t)s->r->bench->values->slots;
     wanted.comm_sms = (int32_t)s->r->bench->values->comm_sms;
     fp8_status status = fp8_model_measure(&wanted, &bytes);
     if (!status)
@@ -399,7 +400,8 @@ static void print_rows(struct step *s, const struct shard_bench_item *items)
             .launches = -1,
         };
         json_t *more = json_pack(
-            "{s:o, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:I, s:s}", "shapes", shapes_of(s), "reduce",
+            "{s:o, s:i, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:I, s:s}", "shapes", shapes_of(s),
+            "slots", (int)s->r->bench->values->slots, "reduce",
             exchanges(s) ? "exchange" : "collective", "comm_sms",
             (int)s->r->bench->values->comm_sms, "ranks", s->r->rank->ranks, "layers", s->count,
             "blocks", s->count / s->shape_count, "exposed_ms", 1e3 * (sharded - alone),

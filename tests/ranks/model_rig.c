@@ -536,9 +536,11 @@ static bool check_grads(struct run *run, int step, int layer)
             bias_total[i] = batch == 0 ? biases[i] * share : bias_total[i] + biases[i] * share;
     }
     const float slack =
-        c->caller_dw ? 3e-2f : 0.0f; /* the same sums in another order, or in bf16 */
-    /* NCCL adds more than two ranks in an order of its own: a rounding for each addition and average */
-    const float roundings = ranks > 2 && !run->side.context->is_host ? (float)(ranks + 2) : 0.0f;
+        c->caller_dw ? 3e-2f : 0.0f; /* the same products added up by another kernel */
+    /* NCCL adds more than two ranks in an order of its own, and accumulators are rounded after each batch: a
+     * rounding for each addition and average, of the size of its terms */
+    const bool is_other = c->caller_dw || (ranks > 2 && !run->side.context->is_host);
+    const float roundings = is_other ? (float)(ranks + 2) : 0.0f;
     const float rounding = roundings * (dtype == FP8_DTYPE_BF16 ? 0x1p-8f : 0x1p-24f);
     for (int64_t i = 0; i < rows * k && good; i++) {
         float got = get(&run->dw[layer], i), off = got - total[i];
