@@ -2,7 +2,8 @@
  * comm_nccl.c - communicators over NCCL: opened at run time, non-blocking, watched.
  *
  * In: checked collectives with the context entered. Out: one NCCL operation (a group where there are
- * several parts) on the caller's stream, and an event behind it. A thread looks at these events and at NCCL's
+ * several parts) on the caller's stream, and an event behind it. Joining never blocks; what has joined is
+ * split into a communicator whose calls do, since a call that does not costs a thread of NCCL's. A thread looks at these events and at NCCL's
  * asynchronous error; on an error, or where a collective takes longer than the timeout, it aborts a
  * communicator of ours, whereupon NCCL's kernels leave the streams and the program goes on to an error that
  * names rank and collective. An adopted communicator is left to its owner.
@@ -65,8 +66,12 @@ static fp8_status fail_late(struct nccl *nccl, const char *what)
 fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what)
 {
     const double start = fp8_clock();
+    if (nccl->is_late) {
+        nccl->handle = NULL;
+        return fail_late(nccl, what);
+    }
     /* Some calls on a non-blocking communicator say success and are still under way. */
-    if (result == FP8_NCCL_SUCCESS && nccl->comm.is_owned)
+    if (result == FP8_NCCL_SUCCESS && nccl->comm.is_owned && !nccl->is_blocking)
         result = FP8_NCCL_IN_PROGRESS;
     while (result == FP8_NCCL_IN_PROGRESS) {
         int state = FP8_NCCL_SUCCESS;
@@ -157,6 +162,20 @@ static fp8_status remember(struct nccl *nccl, fp8_stream stream)
     return FP8_OK;
 }
 
+/* Between calls: a look at what is under way. In a call that does not come back: the end of it. */
+static void look(struct nccl *nccl)
+{
+    const int64_t since = nccl->calling_since;
+    if (pthread_mutex_trylock(&nccl->comm.lock) == 0) {
+        if (nccl->comm.failed == FP8_OK)
+            (void)poll_locked(nccl);
+        pthread_mutex_unlock(&nccl->comm.lock);
+    } else if (since && fp8_clock() - (double)since * 1e-6 > nccl->comm.timeout) {
+        nccl->is_late = true;
+        (void)nccl->table->abort(nccl->handle);
+    }
+}
+
 void *fp8_nccl_watch(void *user)
 {
     struct nccl *nccl = user;
@@ -167,18 +186,18 @@ void *fp8_nccl_watch(void *user)
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     (void)comm->context->driver->exchange_capture_mode(&mode);
     const double step = comm->timeout < 1.0 ? comm->timeout / 10 : 0.1;
-    pthread_mutex_lock(&comm->lock);
-    while (!nccl->stop && comm->failed == FP8_OK) {
+    pthread_mutex_lock(&nccl->watch_lock);
+    while (!nccl->stop && !nccl->is_late) {
         struct timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += (long)(step * 1e9);
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
-        (void)pthread_cond_timedwait(&nccl->stopping, &comm->lock, &until);
+        (void)pthread_cond_timedwait(&nccl->stopping, &nccl->watch_lock, &until);
         if (!nccl->stop)
-            (void)poll_locked(nccl);
+            look(nccl);
     }
-    pthread_mutex_unlock(&comm->lock);
+    pthread_mutex_unlock(&nccl->watch_lock);
     fp8_context_leave(comm->context, pushed);
     return NULL;
 }
@@ -239,6 +258,7 @@ static fp8_status run(struct nccl *nccl, const struct job *job)
     pthread_mutex_lock(&comm->lock);
     fp8_status status = poll_locked(nccl);
     if (status == FP8_OK) {
+        nccl->calling_since = (int64_t)(fp8_clock() * 1e6) + 1;
         int result = wanted > 1 ? nccl->table->group_start() : FP8_NCCL_SUCCESS;
         for (size_t i = 0;
              i < parts && (result == FP8_NCCL_SUCCESS || result == FP8_NCCL_IN_PROGRESS); i++) {
@@ -250,6 +270,7 @@ static fp8_status run(struct nccl *nccl, const struct job *job)
             if (result == FP8_NCCL_SUCCESS || result == FP8_NCCL_IN_PROGRESS)
                 result = end;
         }
+        nccl->calling_since = 0;
         status = fp8_nccl_settle(nccl, result, comm->label);
     }
     if (status == FP8_OK)
@@ -414,22 +435,22 @@ static fp8_status alloc_window(struct nccl *nccl, struct window *window, size_t 
     return FP8_OK;
 }
 
-static fp8_status nccl_alloc(fp8_comm *comm, size_t bytes, void **memory)
+/* The first gather by copy engines makes ready what they need, in the call: now, while all are here. */
+static fp8_status try_window(fp8_comm *comm, const struct window *window, size_t bytes)
 {
-    struct nccl *nccl = (struct nccl *)comm;
-    for (int i = 0; i < WINDOWS; i++) {
-        struct window *window = &nccl->windows[i];
-        if (window->memory)
-            continue;
-        *window = (struct window){ .memory = NULL };
-        fp8_status status = alloc_window(nccl, window, bytes);
-        if (status != FP8_OK)
-            *window = (struct window){ .memory = NULL };
-        *memory = window->memory;
-        return status;
-    }
-    return fp8_fail(FP8_ERR_ARGUMENT, "comm_alloc: a communicator has at most %d pieces of memory",
-                    WINDOWS);
+    const size_t piece = bytes / (size_t)comm->ranks < 16 ? bytes / (size_t)comm->ranks : 16;
+    char *memory = window->memory;
+    const fp8_gather_part part = { memory + (size_t)comm->rank * piece, memory, piece };
+    fp8_stream stream = NULL;
+    if (!window->window || !((struct nccl *)comm)->is_blocking)
+        return FP8_OK;
+    fp8_status status = fp8_stream_create(comm->context, &stream);
+    if (status == FP8_OK)
+        status = fp8_comm_all_gather(comm, &part, 1, "the first bytes of a pool", stream);
+    if (status == FP8_OK)
+        status = fp8_comm_wait(comm, stream);
+    fp8_stream_destroy(comm->context, stream);
+    return status;
 }
 
 static void nccl_free(fp8_comm *comm, void *memory)
@@ -454,27 +475,50 @@ static void nccl_free(fp8_comm *comm, void *memory)
     }
 }
 
+static fp8_status nccl_alloc(fp8_comm *comm, size_t bytes, void **memory)
+{
+    struct nccl *nccl = (struct nccl *)comm;
+    for (int i = 0; i < WINDOWS; i++) {
+        struct window *window = &nccl->windows[i];
+        if (window->memory)
+            continue;
+        *window = (struct window){ .memory = NULL };
+        fp8_status status = alloc_window(nccl, window, bytes);
+        if (status != FP8_OK)
+            *window = (struct window){ .memory = NULL };
+        *memory = window->memory;
+        if (status == FP8_OK && (status = try_window(comm, window, bytes)) != FP8_OK) {
+            nccl_free(comm, *memory);
+            *memory = NULL;
+        }
+        return status;
+    }
+    return fp8_fail(FP8_ERR_ARGUMENT, "comm_alloc: a communicator has at most %d pieces of memory",
+                    WINDOWS);
+}
+
 /* ---- the end ---- */
 
 static void nccl_destroy(fp8_comm *comm)
 {
     struct nccl *nccl = (struct nccl *)comm;
     bool pushed = false;
-    pthread_mutex_lock(&comm->lock);
+    pthread_mutex_lock(&nccl->watch_lock);
     nccl->stop = true;
     pthread_cond_broadcast(&nccl->stopping);
-    pthread_mutex_unlock(&comm->lock);
+    pthread_mutex_unlock(&nccl->watch_lock);
     if (nccl->watching)
         pthread_join(nccl->watcher, NULL);
     if (fp8_context_enter(comm->context, &pushed) == FP8_OK) {
         /* Abort, not finalise: that would wait for ranks which may never come. */
-        if (nccl->handle && comm->is_owned)
+        if (nccl->handle && comm->is_owned && !nccl->is_late)
             (void)nccl->table->abort(nccl->handle);
         for (int i = 0; i < PENDING && nccl->events[i]; i++)
             (void)comm->context->driver->event_destroy(nccl->events[i]);
         fp8_context_leave(comm->context, pushed);
     }
     pthread_cond_destroy(&nccl->stopping);
+    pthread_mutex_destroy(&nccl->watch_lock);
     pthread_mutex_destroy(&comm->lock);
     fp8_release(nccl);
 }

@@ -35,9 +35,14 @@ struct nccl {
     double head_since; /* when the head became the oldest */
     bool captured;     /* graphs have collectives of this communicator, which nobody watches */
     struct window windows[WINDOWS];
+    bool
+        is_blocking; /* calls launch before they return; else a thread of NCCL's does, which costs 30 us */
+    _Atomic int64_t calling_since; /* microseconds on the clock; 0: not in a call of NCCL's */
+    atomic_bool is_late;           /* the watcher has aborted what a call hangs in */
     pthread_t watcher;
     bool watching;
     bool stop;
+    pthread_mutex_t watch_lock; /* over stop alone: a call that hangs holds the communicator's */
     pthread_cond_t stopping;
 };
 

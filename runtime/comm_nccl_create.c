@@ -2,7 +2,7 @@
  * comm_nccl_create.c - communicators over NCCL: made with all other ranks, or adopted from the caller.
  *
  * In: options that comm.c has checked, or the caller's ncclComm_t. Out: the object of comm_nccl.h with its
- * events and its thread. Communicators of ours are non-blocking and ask for the policy of no CTAs; multicast
+ * events and its thread. Communicators of ours are joined without blocking and ask for the policy of no CTAs; multicast
  * is switched off where NCCL can be told so. Of an adopted one only rank, size and device are read.
  */
 #include <signal.h>
@@ -55,11 +55,12 @@ static struct nccl *make_object(fp8_context *context, int32_t rank, int32_t rank
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&nccl->stopping, &monotonic);
+    pthread_mutex_init(&nccl->watch_lock, NULL);
     pthread_condattr_destroy(&monotonic);
     return nccl;
 }
 
-static fp8_nccl_config configuration(const struct nccl *nccl)
+static fp8_nccl_config configuration(const struct nccl *nccl, int blocking)
 {
     const int none = FP8_NCCL_UNDEFINED, version = nccl->table->version;
     fp8_nccl_config config = {
@@ -77,18 +78,35 @@ static fp8_nccl_config configuration(const struct nccl *nccl)
         config.size = offsetof(fp8_nccl_config, channels_per_net_peer);
     else
         config.nvls_host_mode = FP8_NCCL_NVLS_DISABLE;
-    config.blocking = 0;
+    config.blocking = blocking;
     config.comm_name = nccl->comm.name;
     if (!fp8_nccl_no_window(nccl))
         config.cta_policy = FP8_NCCL_CTA_POLICY_ZERO;
     return config;
 }
 
+/* All ranks have come: a communicator of the same ranks whose calls launch before they return. Without a
+ * thread that watches, a call that hangs could not be ended. */
+static fp8_status split(struct nccl *nccl)
+{
+    fp8_comm *comm = &nccl->comm;
+    fp8_nccl_config config = configuration(nccl, 1);
+    fp8_nccl_comm first = nccl->handle, second = NULL;
+    if (!nccl->table->split || nccl->flags & FP8_COMM_NO_WATCHDOG)
+        return FP8_OK;
+    int result = nccl->table->split(first, 0, comm->rank, &second, &config);
+    FP8_TRY(fp8_nccl_settle(nccl, result, comm->label));
+    nccl->handle = second;
+    nccl->is_blocking = true;
+    (void)nccl->table->destroy(first);
+    return FP8_OK;
+}
+
 /* Waits until all ranks have come. */
 static fp8_status init(struct nccl *nccl, const fp8_comm_id *id)
 {
     fp8_comm *comm = &nccl->comm;
-    fp8_nccl_config config = configuration(nccl);
+    fp8_nccl_config config = configuration(nccl, 0);
     fp8_nccl_id nccl_id;
     memcpy(&nccl_id, id, sizeof nccl_id);
     int result =
@@ -96,7 +114,41 @@ static fp8_status init(struct nccl *nccl, const fp8_comm_id *id)
     snprintf(comm->label, sizeof comm->label, "joining the communicator");
     pthread_mutex_lock(&comm->lock);
     fp8_status status = fp8_nccl_settle(nccl, result, comm->label);
+    if (status == FP8_OK)
+        status = split(nccl);
     pthread_mutex_unlock(&comm->lock);
+    return status;
+}
+
+/* The first collective of a kind connects the ranks, in the call: done while all are known to be here, so that
+ * no later call waits for a rank that does not come. */
+static fp8_status connect(struct nccl *nccl)
+{
+    enum { NUMBERS = 4 };
+    fp8_comm *comm = &nccl->comm;
+    const size_t bytes = NUMBERS * sizeof(float) * (size_t)comm->ranks;
+    fp8_stream stream = NULL;
+    void *memory = NULL;
+    if (!nccl->is_blocking)
+        return FP8_OK;
+    fp8_status status = fp8_stream_create(comm->context, &stream);
+    if (status == FP8_OK)
+        status = fp8_memory_alloc(comm->context, bytes, &memory);
+    if (status == FP8_OK)
+        status = fp8_memory_fill(comm->context, memory, 0, bytes, stream);
+    float *own = status == FP8_OK ? (float *)memory + comm->rank * NUMBERS : NULL;
+    const fp8_reduce_part sum = { memory, own, NUMBERS, FP8_DTYPE_FP32, 0 };
+    const fp8_gather_part gather = { own, memory, NUMBERS * sizeof(float) };
+    if (status == FP8_OK)
+        status = fp8_comm_all_reduce_max(comm, memory, NUMBERS, "the first numbers", stream);
+    if (status == FP8_OK)
+        status = fp8_comm_reduce_scatter(comm, &sum, 1, "the first numbers", stream);
+    if (status == FP8_OK)
+        status = fp8_comm_all_gather(comm, &gather, 1, "the first bytes", stream);
+    if (status == FP8_OK)
+        status = fp8_comm_wait(comm, stream);
+    fp8_memory_free(comm->context, memory);
+    fp8_stream_destroy(comm->context, stream);
     return status;
 }
 
@@ -127,6 +179,8 @@ fp8_status fp8_comm_create_nccl(fp8_context *context, const fp8_comm_options *op
     }
     if (status == FP8_OK)
         status = start_watcher(nccl);
+    if (status == FP8_OK)
+        status = connect(nccl);
     if (status != FP8_OK) {
         fp8_comm_destroy(&nccl->comm);
         return status;

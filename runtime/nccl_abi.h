@@ -103,6 +103,7 @@ typedef struct fp8_nccl_config {
 
 /* Newer libraries only; NULL if missing. */
 #define FP8_NCCL_OPTIONAL(X)                                                                       \
+    X(split, "ncclCommSplit", (fp8_nccl_comm, int, int, fp8_nccl_comm *, fp8_nccl_config *))       \
     X(all_to_all, "ncclAlltoAll",                                                                  \
       (const void *, void *, size_t, int, fp8_nccl_comm, struct CUstream_st *))                    \
     X(mem_alloc, "ncclMemAlloc", (void **, size_t))                                                \

@@ -255,6 +255,7 @@ static bool backward(struct stage *s, int i)
     struct level *l = &s->level[i];
     fp8_backward_args passes = FP8_BACKWARD_ARGS_INIT;
     passes.dy = &l->t[DY];
+    passes.x = l->saved.bytes ? NULL : &l->t[X]; /* wgrad in bf16 */
     passes.saved = &l->saved;
     passes.grad = &l->grad;
     passes.dx = &l->t[DX];

@@ -79,6 +79,9 @@ trap 'rm -f "$file"' EXIT
     echo '    (void)ncclAllGather(memory, memory, (size_t)1, ncclUint8, comm, s);'
     echo '    (void)ncclReduceScatter(memory, memory, (size_t)1, ncclFloat32, ncclSum, comm, s);'
     echo '    (void)ncclAllReduce(memory, memory, (size_t)1, ncclFloat32, ncclMax, comm, s);'
+    if grep -q 'ncclCommSplit' "$found/nccl.h"; then
+        echo '    (void)ncclCommSplit(comm, 0, 0, &comm, config);'
+    fi
     if grep -q 'ncclAlltoAll' "$found/nccl.h"; then
         echo '    (void)ncclAlltoAll(memory, memory, (size_t)1, ncclUint8, comm, s);'
     fi

@@ -33,7 +33,7 @@ struct comm {
     struct shared *shared;
     int rank, ranks;
     long number;
-    bool hangs;
+    bool hangs, is_blocking;
 };
 
 static struct fake_nccl state;
@@ -113,6 +113,33 @@ int fake_init(fp8_nccl_comm *made, int ranks, fp8_nccl_id id, int rank, fp8_nccl
     comm->ranks = ranks;
     if (atomic_fetch_add(&comm->shared->joined, 1) + 1 == ranks)
         unlink(id.bytes);
+    for (int i = 0; i < COMMS; i++) {
+        if (!comms[i]) {
+            comms[i] = comm;
+            break;
+        }
+    }
+    __atomic_add_fetch(&state.live, 1, __ATOMIC_RELAXED);
+    *made = comm;
+    return FP8_NCCL_IN_PROGRESS;
+}
+
+EXPORT int fake_split(fp8_nccl_comm parent, int color, int key, fp8_nccl_comm *made,
+                      fp8_nccl_config *config) __asm__("ncclCommSplit");
+int fake_split(fp8_nccl_comm parent, int color, int key, fp8_nccl_comm *made,
+               fp8_nccl_config *config)
+{
+    const struct comm *from = parent;
+    if (color != 0 || key != from->rank)
+        return FP8_NCCL_INVALID_ARGUMENT;
+    state.last_blocking = config->blocking;
+    struct comm *comm = calloc(1, sizeof *comm);
+    *comm = *from;
+    comm->is_blocking = config->blocking == 1;
+    comm->shared =
+        mremap(from->shared, 0, sizeof(struct shared), MREMAP_MAYMOVE); /* a second view */
+    if (comm->shared == MAP_FAILED)
+        return 2;
     for (int i = 0; i < COMMS; i++) {
         if (!comms[i]) {
             comms[i] = comm;
@@ -389,12 +416,15 @@ EXPORT int fake_window(fp8_nccl_comm comm, void *memory, size_t bytes, fp8_nccl_
                        int flags) __asm__("ncclCommWindowRegister");
 int fake_window(fp8_nccl_comm comm, void *memory, size_t bytes, fp8_nccl_window *window, int flags)
 {
-    (void)comm;
     if ((uintptr_t)memory % FP8_NCCL_WINDOW_ALIGNMENT || bytes % FP8_NCCL_WINDOW_ALIGNMENT ||
         flags != FP8_NCCL_WIN_COLL_SYMMETRIC)
         return FP8_NCCL_INVALID_ARGUMENT;
     coming = window;
     coming_window = state.no_window ? NULL : memory;
+    if (((struct comm *)comm)->is_blocking) {
+        *window = coming_window;
+        coming = NULL;
+    }
     polls_to_come = 3;
     state.windows += !state.no_window;
     return FP8_NCCL_SUCCESS;
