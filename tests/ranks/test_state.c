@@ -167,6 +167,12 @@ static void test_alone(void **state)
     }
 }
 
+static fp8_status no_weight(void *user, const fp8_hook_request *request, fp8_weight_view *view)
+{
+    (void)user, (void)request, (void)view;
+    return FP8_ERR_UNSUPPORTED;
+}
+
 /* What three ranks saved goes on with two: their amaxes are in the history until it has rolled over them. */
 static void test_another_sharding(void **state)
 {
@@ -185,12 +191,57 @@ static void test_another_sharding(void **state)
     assert_true(scale_of(&three, 0, 0) == 448.0f / 64.0f); /* a history of four */
 }
 
+/* Layers of two groups, a model without a communicator. */
+static void refuse_body(struct rank *rank)
+{
+    struct state_case *c = rank->user;
+    struct side side = { 0 };
+    fp8_hooks hooks = FP8_HOOKS_INIT;
+    fp8_model_layer only = FP8_MODEL_LAYER_INIT;
+    fp8_model_options options = FP8_MODEL_OPTIONS_INIT;
+    rank_check(rank, fp8_bundle_open(rank->context, c->bundle, &side.bundle) == FP8_OK);
+    for (int i = 0; i < 2; i++)
+        rank_check(rank, fp8_layer_create(side.bundle, i ? "shared" : "alone", &side.layers[i]) ==
+                             FP8_OK);
+    rank_check(rank, fp8_state_create((const fp8_layer *const *)side.layers, 2, &side.state) ==
+                         FP8_ERR_ARGUMENT);
+    rank_check(rank, says("amax_group", "'shared'", NULL) && !side.state);
+    hooks.weight = no_weight;
+    only.layer = side.layers[1];
+    only.hooks = &hooks;
+    options.layer_count = 1;
+    options.layers = &only;
+    options.context = rank->context;
+    rank_check(rank, fp8_model_create(&options, &side.model) == FP8_OK);
+    rank_check(rank, fp8_state_create((const fp8_layer *const *)&side.layers[1], 1, &side.state) ==
+                         FP8_OK);
+    rank_check(rank, fp8_model_advance(side.model, side.state, NULL) == FP8_ERR_ARGUMENT);
+    rank_check(rank, says("no communicator", "fp8_state_running", NULL));
+    close_side(&side);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    char path[256];
+    struct state_case c = { .bundle = path };
+    ranks_bundle("return model \"groups\" { tokens = 16, mesh = { fsdp = 2 }, layers = {\n"
+                 "linear \"alone\" { in_features = 32, out_features = 48,\n"
+                 "    recipe = recipe.delayed {} },\n"
+                 "linear \"shared\" { in_features = 32, out_features = 48,\n"
+                 "    recipe = recipe.delayed { amax_group = \"fsdp\" } } } }\n",
+                 "none", path);
+    ranks_run(1, 60, refuse_body, &c);
+    ranks_bundle_drop(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shared),
         cmocka_unit_test(test_alone),
         cmocka_unit_test(test_another_sharding),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
