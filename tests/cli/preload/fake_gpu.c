@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "runtime/fp8.h"
+#include "runtime/fp8_device.h"
 
 static int succeed(void)
 {
