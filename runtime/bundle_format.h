@@ -68,6 +68,8 @@
  *                   multiple of 16 bytes (TMA writes whole steps), or it is 16 bits wide and
  *                   accumulates; its map is 128 zero bytes, and the kernel's threads store, any
  *                   alignment and ld, nothing outside out touched
+ *                 tiles (pointer) and epoch (int64), both or neither: clusters take tiles from a
+ *                   counter
  *   grid        one of
  *                 { "rule": "tiles", "rows": <op arg>, "cols": <op arg>,
  *                   "tile_rows": r, "tile_cols": c, "ctas_per_sm": p, "max_ctas": m,
@@ -219,6 +221,8 @@
 #define FP8_PAD_ROW_SCALES 16
 #define FP8_PAD_BLOCK_SCALES 8
 #define FP8_PAD_TILE_SCALES 4
+/* uint32 words of the counter of a gemm's tiles. */
+#define FP8_COUNTER_WORDS 4
 /* Sides of the blocks of scaling by block. */
 #define FP8_BLOCK 128
 /* Rows of the source that one row of partial sums (dbias) stands for: of op quantize_row, which also
@@ -325,7 +329,9 @@
  *   k < depth; rounded once. depth is not padded: the tail up to ld is zero in both operands of FP8.
  *   tensor: a_scales[4] * b_scales[4]; row: (sum * min(sa, sb)) * max(sa, sb) with the scales of row i
  *   and row j; block and tile: sums of 128 of k each times sa * sb. bf16: a and b are the caller's,
- *   scales NULL; a_transposed: element (i, k) is at a[k * a_ld + i].
+ *   scales NULL; a_transposed: element (i, k) is at a[k * a_ld + i]. tiles: uint64[2] of any contents,
+ *   a counter of the tiles that are taken; by epoch a call tells it from what was there, and it leaves
+ *   another value behind, as in fused. NULL for products that no kernel of the bundle computes.
  */
 /* clang-format off */
 #define FP8_OP_ARGS_AMAX(X)                                                                        \
@@ -408,7 +414,7 @@
     X(a, POINTER) X(a_ld, INT64) X(b, POINTER) X(b_ld, INT64) X(a_scales, POINTER)                 \
     X(a_scales_ld, INT64) X(b_scales, POINTER) X(b_scales_ld, INT64) X(bias, POINTER)              \
     X(out, POINTER) X(out_ld, INT64) X(rows, INT64) X(cols, INT64) X(depth, INT64)                 \
-    X(accumulate, INT32)
+    X(accumulate, INT32) X(tiles, POINTER) X(epoch, INT64)
 /* clang-format on */
 
 /* X(NAME, "name", argument list) */

@@ -80,7 +80,7 @@ static fp8_status read_arg(struct fp8_reader *reader, const json_t *arg, struct 
     return FP8_OK;
 }
 
-/* What every gemm kernel takes. */
+/* What every gemm kernel takes; tiles and epoch come together or not at all. */
 static const uint8_t gemm_parameters[] = {
     FP8_PARAMETER_MAP_A, FP8_PARAMETER_MAP_B, FP8_PARAMETER_MAP_OUT, FP8_GEMM_a_scales,
     FP8_GEMM_b_scales,   FP8_GEMM_bias,       FP8_GEMM_out,          FP8_GEMM_out_ld,
@@ -100,6 +100,8 @@ static fp8_status check_gemm_args(const struct fp8_reader *reader, uint32_t seen
     uint32_t wanted = 0;
     for (size_t i = 0; i < sizeof gemm_parameters; i++)
         wanted |= 1u << gemm_parameters[i];
+    if (seen >> FP8_GEMM_tiles & 1u || seen >> FP8_GEMM_epoch & 1u)
+        wanted |= 1u << FP8_GEMM_tiles | 1u << FP8_GEMM_epoch;
     for (int i = 0; i < FP8_PARAMETER_END; i++) {
         if ((seen ^ wanted) >> i & 1u)
             return fp8_read_bad(

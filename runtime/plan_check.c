@@ -377,6 +377,16 @@ static fp8_status check_stage(const struct fp8_checker *c, int64_t padded)
     return FP8_OK;
 }
 
+/* The counter of tiles: kernels of the bundle may take it, products of bf16 have none. */
+static fp8_status check_counter(const struct fp8_checker *c)
+{
+    bool needed = c->step->semantics.scaling != FP8_SCALING_NONE;
+    CHECK_NEEDS(c, { FP8_GEMM_tiles, NO_LD, !needed, FP8_DTYPE_UINT32, 1, FP8_COUNTER_WORDS });
+    if (needed && c->step->args[FP8_GEMM_epoch].kind != FP8_FROM_EPOCH)
+        return fp8_plan_bad(c, FP8_GEMM_epoch, "it is not 'epoch'");
+    return FP8_OK;
+}
+
 static fp8_status check_gemm(const struct fp8_checker *c)
 {
     const struct fp8_semantics *how = &c->step->semantics;
@@ -401,6 +411,7 @@ static fp8_status check_gemm(const struct fp8_checker *c)
     FP8_TRY(check_side(c, use[1], &b, depth));
     CHECK_NEEDS(c, { FP8_GEMM_bias, NO_LD, true, FP8_DTYPE_BF16, 1, cols },
                 { FP8_GEMM_out, FP8_GEMM_out_ld, false, how->target_dtype, rows, cols });
+    FP8_TRY(check_counter(c));
     return check_stage(c, padded);
 }
 

@@ -16,7 +16,6 @@ using slab_t = slab_element<add && sizeof(out_t) == 2>::type;
 
 constexpr int slab_rows = 64, slab_row_bytes = 128, slab_bytes = slab_rows * slab_row_bytes;
 constexpr int slab_cols = slab_row_bytes / sizeof(slab_t);
-constexpr int slabs = 2;        // of a warpgroup, in turn
 constexpr int slab_barrier = 3; // named barriers, one a warpgroup
 
 static_assert(bn % slab_cols == 0, "tile");
@@ -148,7 +147,7 @@ __device__ __forceinline__ void write_out(float (&acc)[waves][accumulators], con
 #pragma unroll 1
     for (int i = 0; i < waves * across; ++i) {
         u32 slab = slabs_at + turn * slab_bytes;
-        turn ^= 1;
+        if (++turn == slabs) turn = 0;
         int row = first_row + i / across * 64, first = col + i % across * slab_cols;
         put_vectors(vectors, s, out, row, first);
         if (leader) tma_wait_read<slabs - 1>();

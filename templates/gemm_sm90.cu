@@ -22,6 +22,7 @@ constexpr int slices = $slices;    // CTAs of a cluster that share a tile's cont
 constexpr bool swapped = $swapped; // the tile's rows are columns of out: it multiplies b a^T
 constexpr int group = $group;      // rows of clusters in a raster group
 constexpr bool pingpong = $pingpong;
+constexpr int slabs = $slabs; // of a warpgroup, in which its output leaves
 constexpr int partials =
     $partials;             // 0: fast accumulation; 1, 2: split, with that many partial sums
 constexpr int run = $run;  // blocks of K in a partial sum
@@ -68,7 +69,8 @@ __device__ __forceinline__ void wgmma(float (&d)[$n], u64 a, u64 b, int keep) {
 
 constexpr int barriers_offset = stages * stage_bytes;
 constexpr int extents_offset = barriers_offset + 16 * stages;
-constexpr int vectors_offset = extents_offset + 16; // of the epilogue, 1536 bytes
+constexpr int tiles_offset = extents_offset + 16;                             // counter.cuh
+constexpr int vectors_offset = tiles_offset + $(scheduler == "atomic" and 80 or 0); // epilogue, 1536
 constexpr int out_offset = (vectors_offset + 1536 + 1023) / 1024 * 1024; // tiles on their way out
 
 // The extents in tiles, computed once and kept in shared memory: over the main loop the accumulators
@@ -83,6 +85,11 @@ __device__ __forceinline__ raster tiles_of(const volatile extents &e) {
 #include "mainloop.cuh"
 #include "output.cuh"
 
+//% if scheduler == "atomic" then
+#include "counter.cuh"
+//% else
+#include "walk.cuh"
+//% end
 //% if flow == "exchange" then
 #include "exchange.cuh"
 //% else
@@ -92,7 +99,16 @@ __device__ __forceinline__ raster tiles_of(const volatile extents &e) {
 extern "C" __global__ void __launch_bounds__(threads, 1)
     $entry(const __grid_constant__ tensor_map map_a, const __grid_constant__ tensor_map map_b,
            const __grid_constant__ tensor_map map_out, const float *a_scales, const float *b_scales,
-           const bf16 *bias, out_t *out, i64 out_ld, i64 rows, i64 cols, i64 depth, int by_tma) {
+           const bf16 *bias, out_t *out, i64 out_ld, i64 rows, i64 cols, i64 depth, int by_tma
+//% if scheduler == "atomic" then
+           , u64 *tiles, u64 epoch
+//% end
+    ) {
+//% if scheduler == "atomic" then
+    const tile_counter counter = {tiles, epoch};
+//% else
+    const tile_counter counter = {};
+//% end
     extern __shared__ __align__(1024) u8 memory[];
     u32 base = smem_address(memory);
     u32 full = base + barriers_offset, empty = full + 8 * stages;
@@ -105,6 +121,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
             mbarrier_init(full + 8 * i, 1);
             mbarrier_init(empty + 8 * i, (pingpong ? 1 : consumers) * 4 * cluster); // a warp each
         }
+        init_slots(base);
         mbarrier_init_fence();
     }
     if (cluster > 1)
@@ -116,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     if (threadIdx.x >= consumers * 128) {
         give_registers<$producer_registers>();
         const tensor_map &left = swapped ? map_b : map_a, &right = swapped ? map_a : map_b;
-        produce(left, right, e, base);
+        produce(left, right, e, base, counter);
     } else {
         take_registers<$consumer_registers>();
         wait_for_previous_kernel();

@@ -10,7 +10,8 @@
 static_assert(slices == 1 && !swapped, "these belong to the exchange");
 
 __device__ __forceinline__ void produce(const tensor_map &map_a, const tensor_map &map_b,
-                                        const volatile extents &e, u32 base) {
+                                        const volatile extents &e, u32 base,
+                                        const tile_counter &counter) {
     const raster tiles = tiles_of(e);
     const int blocks = e.blocks;
     u32 full = base + barriers_offset, empty = full + 8 * stages;
@@ -20,8 +21,9 @@ __device__ __forceinline__ void produce(const tensor_map &map_a, const tensor_ma
     prefetch(map_a);
     prefetch(map_b);
     wait_for_previous_kernel();
-    for (int t = blockIdx.x / cluster; t < tiles.count(); t += gridDim.x / cluster) {
-        tile_at tile = tiles.at(t);
+    for (tiles_to_load walk(base, tiles.count(), counter); walk.inside(); walk.next()) {
+        tile_at tile = tiles.at(walk.t);
+        walk.look_ahead();
         int row = (tile.m * cluster + int(rank)) * bm, col = tile.n * bn;
 #pragma unroll 1 // 24 registers must do
         for (int k = 0; k < blocks; ++k) {
@@ -45,19 +47,17 @@ __device__ __forceinline__ void consume(const output &out, const scales &s,
                                         const volatile extents &e, u32 base) {
     int slab = 0;
     u32 rank = cluster > 1 ? cluster_rank() : 0;
-    int step = gridDim.x / cluster;
     int first_row = pingpong ? 0 : warpgroup() * waves * 64;
     pipeline p = {base, {}};
     if (pingpong && warpgroup() == 1) {
         p.pass_turn(); // the first one is the other's
         p.at.skip(e.blocks);
     }
-    for (int t = blockIdx.x / cluster + (pingpong ? warpgroup() * step : 0);
-         t < tiles_of(e).count(); t += pingpong ? 2 * step : step) {
+    for (tiles_to_make walk(base); walk.inside(tiles_of(e).count()); walk.next()) {
         float acc[waves][accumulators];
         multiply(acc, p, e.blocks);
         if (pingpong) p.at.skip(e.blocks); // the other one's stages
-        tile_at tile = tiles_of(e).at(t);
+        tile_at tile = tiles_of(e).at(walk.take());
         int row = (tile.m * cluster + int(rank)) * bm + first_row, col = tile.n * bn;
         write_out(acc, s, out, base, slab, row, col);
     }

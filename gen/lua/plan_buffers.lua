@@ -157,6 +157,7 @@ local function workspace_buffers(layer, row, format)
         stage_buffer("dx_stage", M.dx_stage_dtype(layer), "M", k, group),
         stage_buffer("dw_stage", M.DW_STAGE, n, k, group),
         { name = "gemm_workspace", dtype = "uint8", rows = 1, cols = GEMM_WORKSPACE },
+        { name = "tile_counter", dtype = "uint32", rows = 1, cols = 4 }, -- two words of 64 bits
     }
     if layer.bias then
         list[#list + 1] = { name = "bias_stage", dtype = "bf16", rows = 1, cols = roundup(n, 16) }

@@ -31,6 +31,10 @@ local function gemm_args(c, slab_cols)
         list[#list + 1] = { name = name, type = "int64" }
     end
     list[#list + 1] = { name = "out_by_map", type = "int32" }
+    if c.scheduler == "atomic" then
+        list[#list + 1] = { name = "tiles", type = "pointer" }
+        list[#list + 1] = { name = "epoch", type = "int64" }
+    end
     return list
 end
 
@@ -66,6 +70,8 @@ function M.kernel(c, semantics, accumulation)
             group = c.group,
             pingpong = c.pingpong,
             partials = c.partials,
+            slabs = c.slabs,
+            scheduler = c.scheduler,
             run = run,
             a_row_scaled = s.a_scaling == "row",
             b_row_scaled = s.b_scaling == "row",
@@ -193,6 +199,8 @@ function M.step(c, g)
             cols = g.cols,
             depth = g.depth,
             accumulate = g.accumulates and "accumulate" or 0,
+            tiles = g.plain and null or "tile_counter",
+            epoch = g.plain and 0 or "epoch",
         },
         out_dtype = g.dtype,
         accumulation = g.accumulation,

@@ -138,6 +138,8 @@ static void check_gemm_kernel(const json_t *kernel)
         { "cols", "int64" },
         { "depth", "int64" },
         { FP8_ARG_OUT_BY_MAP, "int32" },
+        { "tiles", "pointer" },
+        { "epoch", "int64" },
         { NULL, NULL },
     };
     json_t *parameters = json_object_get(kernel, "parameters");
@@ -162,8 +164,11 @@ static void check_gemm_kernel(const json_t *kernel)
     assert_true(json_is_true(json_object_get(kernel, "overlaps")));
     assert_int_equal(integer_of(kernel, "block"), 384);
     json_int_t shared = integer_of(kernel, "shared_bytes");
-    json_int_t ring = (stages * ((bm + bn) * 128 + 16) + 16 + 1536 + 1023) / 1024 * 1024;
-    json_int_t out = !exchange ? 32768 : swapped ? bn * (bm + 4) * 4 : bm * (bn + 8) * 4;
+    bool atomic = strcmp(string_of(parameters, "scheduler"), "atomic") == 0;
+    json_int_t fixed = 16 + (atomic ? 80 : 0) + 1536, slabs = integer_of(parameters, "slabs");
+    assert_int_equal(json_array_size(json_object_get(kernel, "args")), atomic ? 14 : 12);
+    json_int_t ring = (stages * ((bm + bn) * 128 + 16) + fixed + 1023) / 1024 * 1024;
+    json_int_t out = !exchange ? slabs * 16384 : swapped ? bn * (bm + 4) * 4 : bm * (bn + 8) * 4;
     assert_int_equal(shared, ring + out);
     assert_true(shared <= 227 * 1024);
     json_t *archs = json_object_get(kernel, "archs");
