@@ -50,20 +50,27 @@ static_assert(!pingpong || partials == 0, "pingpong multiplies with one accumula
 
 //% local n = bn // 2
 //% local function comma(i) return i < n - 1 and "," or "" end
-// d (+)= a[64,32] b[bn,32]^T; keep = 0 starts from zero.
+// d (+)= a[64,128] b[bn,128]^T, in four steps of 32; a, b: matrix_descriptor; fresh: starts from zero. One
+// statement, since the compiler's time goes with the number of operands.
 // clang-format off
-__device__ __forceinline__ void wgmma(float (&d)[$n], u64 a, u64 b, int keep) {
-    asm volatile("{\n\t.reg .pred keep;\n\tsetp.ne.b32 keep, %$(n + 2), 0;\n\t"
+__device__ __forceinline__ void multiply_block(float (&d)[$n], u32 a, u32 b, bool fresh) {
+    asm volatile("{\n\t.reg .pred keep;\n\t.reg .b32 low;\n\t.reg .b64 a, b;\n\t"
+                 "setp.eq.b32 keep, %$(n + 2), 0;\n\t"
+//% for step = 0, 3 do
+                 "add.u32 low, %$n, $(2 * step);\n\tmov.b64 a, {low, %$(n + 3)};\n\t"
+                 "add.u32 low, %$(n + 1), $(2 * step);\n\tmov.b64 b, {low, %$(n + 3)};\n\t"
                  "wgmma.mma_async.sync.aligned.m64n$(bn)k32.f32.$(swapped and b_format or a_format).$(swapped and a_format or b_format) {"
-//% for i = 0, n - 1 do
+//%     for i = 0, n - 1 do
                  "%$i$(comma(i))"
+//%     end
+                 "}, a, b, keep, 1, 1;\n\tsetp.eq.b32 keep, 0, 0;\n\t"
 //% end
-                 "}, %$n, %$(n + 1), keep, 1, 1;\n\t}"
+                 "}"
                  :
 //% for i = 0, n - 1 do
                  "+f"(d[$i])$(comma(i))
 //% end
-                 : "l"(a), "l"(b), "r"(keep));
+                 : "r"(a), "r"(b), "r"(int(fresh)), "n"(descriptor_high));
 }
 // clang-format on
 

@@ -25,11 +25,11 @@ struct pipeline {
 
     __device__ __forceinline__ u32 full() const { return base + barriers_offset + 8 * at.stage; }
     // 64 rows of a, all of b
-    __device__ __forceinline__ u64 a(int wave) const {
+    __device__ __forceinline__ u32 a(int wave) const {
         int row = (pingpong ? 0 : warpgroup() * waves * 64) + 64 * wave;
         return matrix_descriptor(base + at.stage * stage_bytes + row * bk);
     }
-    __device__ __forceinline__ u64 b() const {
+    __device__ __forceinline__ u32 b() const {
         return matrix_descriptor(base + at.stage * stage_bytes + a_bytes);
     }
     __device__ __forceinline__ void wait() const { mbarrier_wait(full(), at.phase); }
@@ -52,16 +52,6 @@ struct pipeline {
         if (pingpong) named_arrive(turn_barrier + 1 - warpgroup(), 256);
     }
 };
-
-constexpr int wgmma_depth = 32; // bytes of K in one wgmma
-constexpr int descriptor_step = wgmma_depth / 16;
-
-// One block of K of one wave. `fresh`: start from zero.
-__device__ __forceinline__ void multiply_block(float (&d)[accumulators], u64 a, u64 b, bool fresh) {
-#pragma unroll
-    for (int i = 0; i < bk / wgmma_depth; ++i)
-        wgmma(d, a + i * descriptor_step, b + i * descriptor_step, !(fresh && i == 0));
-}
 
 __device__ __forceinline__ void multiply_fast(float (&acc)[waves][accumulators], pipeline &p,
                                               int blocks) {

@@ -13,7 +13,9 @@ template <int pending> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// Shared-memory operand of rows of 128 bytes with the 128-byte swizzle: 1024 bytes from 8 rows to the next.
-__device__ __forceinline__ u64 matrix_descriptor(u32 address) {
-    return u64((address & 0x3ffff) >> 4) | u64(1) << 16 | u64(64) << 32 | u64(1) << 62;
+// Shared-memory operand of rows of 128 bytes with the 128-byte swizzle: 1024 bytes from 8 rows to the next. The
+// low word, which has the address; 2 more are 32 bytes.
+constexpr u32 descriptor_high = 64 | 1u << 30;
+__device__ __forceinline__ u32 matrix_descriptor(u32 address) {
+    return (address & 0x3ffff) >> 4 | 1 << 16;
 }
