@@ -40,6 +40,8 @@
       (CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,                 \
        const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,          \
        CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill))                       \
+    X(max_active_clusters, "cuOccupancyMaxActiveClusters",                                         \
+      (int *, CUfunction, const CUlaunchConfig *))                                                 \
     X(launch_kernel_ex, "cuLaunchKernelEx",                                                        \
       (const CUlaunchConfig *, CUfunction, void **, void **))                                      \
     X(mem_alloc, "cuMemAlloc_v2", (CUdeviceptr *, size_t))                                         \

@@ -53,59 +53,6 @@ static fp8_status check_parameters(const struct fp8_context *context,
     return FP8_OK;
 }
 
-fp8_status fp8_kernel_load(const struct fp8_context *context, struct fp8_kernel *kernel,
-                           const void *image)
-{
-    const struct fp8_driver *driver = context->driver;
-    CUmodule module = NULL;
-    CUfunction function = NULL;
-    CUresult result = driver->module_load_data(&module, image);
-    if (result != CUDA_SUCCESS)
-        return fp8_fail_cuda(driver, result, "loading the cubin of kernel '%s'", kernel->name);
-    kernel->module = module;
-    result = driver->module_get_function(&function, module, kernel->entry);
-    if (result != CUDA_SUCCESS)
-        return fp8_fail_cuda(driver, result, "kernel '%s': looking up %s in its cubin",
-                             kernel->name, kernel->entry);
-    kernel->function = function;
-    /* Loaded now: loaded by a launch it would block, and could deadlock beside a collective. */
-    if (driver->func_load)
-        result = driver->func_load(function);
-    if (result == CUDA_SUCCESS && kernel->shared_bytes > DEFAULT_SHARED_BYTES)
-        result = driver->func_set_attribute(
-            function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel->shared_bytes);
-    if (result != CUDA_SUCCESS)
-        return fp8_fail_cuda(driver, result, "preparing kernel '%s'", kernel->name);
-    return check_parameters(context, kernel);
-}
-
-void fp8_kernel_unload(const struct fp8_context *context, struct fp8_kernel *kernel)
-{
-    if (kernel->module)
-        (void)context->driver->module_unload(kernel->module);
-    kernel->module = NULL;
-    kernel->function = NULL;
-}
-
-int64_t fp8_kernel_grid(const struct fp8_context *context, const struct fp8_kernel *kernel,
-                        const fp8_value *args, int32_t sms)
-{
-    const struct fp8_grid *grid = &kernel->grid;
-    int64_t rows = args[grid->rows].i, cols = args[grid->cols].i, ctas;
-    if (grid->rule == FP8_GRID_ELEMENTS)
-        ctas = fp8_ceil_div(rows * cols, grid->tile_elements);
-    else
-        ctas = fp8_ceil_div(rows, grid->tile_rows) * fp8_ceil_div(cols, grid->tile_cols);
-    if (grid->rule == FP8_GRID_CLUSTERS)
-        return kernel->cluster * fp8_min_i64(ctas, fp8_max_i64(1, sms / kernel->cluster));
-    if (grid->ctas_per_sm > 0 && (grid->persistent || sms < context->sms))
-        ctas = fp8_min_i64(ctas, grid->ctas_per_sm * sms);
-    if (grid->max_ctas > 0)
-        ctas = fp8_min_i64(ctas, grid->max_ctas);
-    ctas = fp8_min_i64(ctas, INT32_MAX);
-    return kernel->cluster > 1 ? fp8_round_up(ctas, kernel->cluster) : ctas;
-}
-
 enum { MOST_ATTRIBUTES = 3 };
 
 /* Clusters; where the kernel waits for the one before it, an early start; CTAs that wait for each
@@ -134,26 +81,108 @@ static unsigned launch_attributes(const struct fp8_kernel *kernel, CUlaunchAttri
     return count;
 }
 
+/* attributes: room for all, part of the configuration. */
+static CUlaunchConfig configuration(const struct fp8_kernel *kernel, unsigned ctas, CUstream stream,
+                                    CUlaunchAttribute *attributes)
+{
+    return (CUlaunchConfig){ .gridDimX = ctas,
+                             .gridDimY = 1,
+                             .gridDimZ = 1,
+                             .blockDimX = (unsigned)kernel->block,
+                             .blockDimY = 1,
+                             .blockDimZ = 1,
+                             .sharedMemBytes = (unsigned)kernel->shared_bytes,
+                             .hStream = stream,
+                             .attrs = attributes,
+                             .numAttrs = launch_attributes(kernel, attributes) };
+}
+
 static CUresult launch(const struct fp8_driver *driver, const struct fp8_kernel *kernel,
                        unsigned ctas, CUstream stream, void **parameters)
 {
-    unsigned block = (unsigned)kernel->block, shared = (unsigned)kernel->shared_bytes;
     CUlaunchAttribute attributes[MOST_ATTRIBUTES];
-    unsigned count = launch_attributes(kernel, attributes);
-    if (count == 0)
-        return driver->launch_kernel(kernel->function, ctas, 1, 1, block, 1, 1, shared, stream,
-                                     parameters, NULL);
-    CUlaunchConfig config = { .gridDimX = ctas,
-                              .gridDimY = 1,
-                              .gridDimZ = 1,
-                              .blockDimX = block,
-                              .blockDimY = 1,
-                              .blockDimZ = 1,
-                              .sharedMemBytes = shared,
-                              .hStream = stream,
-                              .attrs = attributes,
-                              .numAttrs = count };
+    CUlaunchConfig config = configuration(kernel, ctas, stream, attributes);
+    if (config.numAttrs == 0)
+        return driver->launch_kernel(kernel->function, ctas, 1, 1, config.blockDimX, 1, 1,
+                                     config.sharedMemBytes, stream, parameters, NULL);
     return driver->launch_kernel_ex(&config, kernel->function, parameters, NULL);
+}
+
+/* A cluster lies within one GPC, whose number of SMs is no multiple of every size: fewer run at once than SMs
+ * would be enough for. */
+static CUresult count_clusters(const struct fp8_context *context, struct fp8_kernel *kernel)
+{
+    CUlaunchAttribute attributes[MOST_ATTRIBUTES];
+    unsigned ctas = (unsigned)kernel->cluster * (unsigned)context->sms;
+    CUlaunchConfig config = configuration(kernel, ctas, NULL, attributes);
+    config.numAttrs = 1; /* the clusters */
+    int count = 0;
+    CUresult result = context->driver->max_active_clusters(&count, kernel->function, &config);
+    if (result == CUDA_SUCCESS && count < 1)
+        result = CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    kernel->most_clusters = count;
+    fp8_log_write(&context->log, FP8_LOG_INFO, "kernel '%s': %d clusters of %d CTAs at once",
+                  kernel->name, count, kernel->cluster);
+    return result;
+}
+
+fp8_status fp8_kernel_load(const struct fp8_context *context, struct fp8_kernel *kernel,
+                           const void *image)
+{
+    const struct fp8_driver *driver = context->driver;
+    CUmodule module = NULL;
+    CUfunction function = NULL;
+    CUresult result = driver->module_load_data(&module, image);
+    if (result != CUDA_SUCCESS)
+        return fp8_fail_cuda(driver, result, "loading the cubin of kernel '%s'", kernel->name);
+    kernel->module = module;
+    result = driver->module_get_function(&function, module, kernel->entry);
+    if (result != CUDA_SUCCESS)
+        return fp8_fail_cuda(driver, result, "kernel '%s': looking up %s in its cubin",
+                             kernel->name, kernel->entry);
+    kernel->function = function;
+    /* Loaded now: loaded by a launch it would block, and could deadlock beside a collective. */
+    if (driver->func_load)
+        result = driver->func_load(function);
+    if (result == CUDA_SUCCESS && kernel->shared_bytes > DEFAULT_SHARED_BYTES)
+        result = driver->func_set_attribute(
+            function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel->shared_bytes);
+    if (result == CUDA_SUCCESS && kernel->cluster > 1)
+        result = count_clusters(context, kernel);
+    if (result != CUDA_SUCCESS)
+        return fp8_fail_cuda(driver, result, "preparing kernel '%s'", kernel->name);
+    return check_parameters(context, kernel);
+}
+
+void fp8_kernel_unload(const struct fp8_context *context, struct fp8_kernel *kernel)
+{
+    if (kernel->module)
+        (void)context->driver->module_unload(kernel->module);
+    kernel->module = NULL;
+    kernel->function = NULL;
+}
+
+int64_t fp8_kernel_grid(const struct fp8_context *context, const struct fp8_kernel *kernel,
+                        const fp8_value *args, int32_t sms)
+{
+    const struct fp8_grid *grid = &kernel->grid;
+    int64_t rows = args[grid->rows].i, cols = args[grid->cols].i, ctas;
+    if (grid->rule == FP8_GRID_ELEMENTS)
+        ctas = fp8_ceil_div(rows * cols, grid->tile_elements);
+    else
+        ctas = fp8_ceil_div(rows, grid->tile_rows) * fp8_ceil_div(cols, grid->tile_cols);
+    if (grid->rule == FP8_GRID_CLUSTERS) {
+        int64_t most = fp8_max_i64(1, sms / kernel->cluster);
+        if (kernel->cluster > 1)
+            most = fp8_min_i64(most, kernel->most_clusters);
+        return kernel->cluster * fp8_min_i64(ctas, most);
+    }
+    if (grid->ctas_per_sm > 0 && (grid->persistent || sms < context->sms))
+        ctas = fp8_min_i64(ctas, grid->ctas_per_sm * sms);
+    if (grid->max_ctas > 0)
+        ctas = fp8_min_i64(ctas, grid->max_ctas);
+    ctas = fp8_min_i64(ctas, INT32_MAX);
+    return kernel->cluster > 1 ? fp8_round_up(ctas, kernel->cluster) : ctas;
 }
 
 fp8_status fp8_kernel_launch(const struct fp8_context *context, const struct fp8_kernel *kernel,

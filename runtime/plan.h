@@ -162,8 +162,9 @@ struct fp8_kernel {
     bool overlaps;    /* may start before the kernel before it has ended */
     int cubin_count;
     const struct fp8_cubin *cubins;
-    void *module;   /* CUmodule, set by fp8_kernel_load */
-    void *function; /* CUfunction */
+    void *module;          /* CUmodule, set by fp8_kernel_load */
+    void *function;        /* CUfunction */
+    int32_t most_clusters; /* that the GPU runs at once, set by fp8_kernel_load; cluster > 1 */
 };
 
 enum fp8_backend { FP8_BACKEND_GENERATED, FP8_BACKEND_CUBLASLT };

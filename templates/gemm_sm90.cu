@@ -76,8 +76,9 @@ __device__ __forceinline__ void multiply_block(float (&d)[$n], u32 a, u32 b, boo
 
 constexpr int barriers_offset = stages * stage_bytes;
 constexpr int extents_offset = barriers_offset + 16 * stages;
-constexpr int tiles_offset = extents_offset + 16;                             // counter.cuh
-constexpr int vectors_offset = tiles_offset + $(scheduler == "atomic" and 80 or 0); // epilogue, 1536
+constexpr int tiles_offset = extents_offset + 16; // counter.cuh
+constexpr int vectors_offset =
+    tiles_offset + $(scheduler == "atomic" and 80 or 0);                 // epilogue, 1536
 constexpr int out_offset = (vectors_offset + 1536 + 1023) / 1024 * 1024; // tiles on their way out
 
 // The extents in tiles, computed once and kept in shared memory: over the main loop the accumulators
@@ -106,16 +107,18 @@ __device__ __forceinline__ raster tiles_of(const volatile extents &e) {
 extern "C" __global__ void __launch_bounds__(threads, 1)
     $entry(const __grid_constant__ tensor_map map_a, const __grid_constant__ tensor_map map_b,
            const __grid_constant__ tensor_map map_out, const float *a_scales, const float *b_scales,
-           const bf16 *bias, out_t *out, i64 out_ld, i64 rows, i64 cols, i64 depth, int by_tma
-//% if scheduler == "atomic" then
-           , u64 *tiles, u64 epoch
-//% end
+           const bf16 *bias, out_t *out, i64 out_ld, i64 rows, i64 cols, i64 depth,
+           int by_tma
+           //% if scheduler == "atomic" then
+           ,
+           u64 *tiles, u64 epoch
+           //% end
     ) {
-//% if scheduler == "atomic" then
+    //% if scheduler == "atomic" then
     const tile_counter counter = {tiles, epoch};
-//% else
+    //% else
     const tile_counter counter = {};
-//% end
+    //% end
     extern __shared__ __align__(1024) u8 memory[];
     u32 base = smem_address(memory);
     u32 full = base + barriers_offset, empty = full + 8 * stages;

@@ -44,13 +44,14 @@ __device__ __forceinline__ u32 cluster_rank() {
 }
 // A word into another CTA's shared memory, which completes 4 bytes of the barrier there.
 __device__ __forceinline__ void store_at(u32 address, u32 value, u32 bar, u32 cta) {
-    asm volatile("{\n\t.reg .b32 to, at;\n\t"
-                 "mapa.shared::cluster.u32 to, %0, %3;\n\t"
-                 "mapa.shared::cluster.u32 at, %2, %3;\n\t"
-                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [to], %1, [at];\n\t}" ::
-                     "r"(address),
-                 "r"(value), "r"(bar), "r"(cta)
-                 : "memory");
+    asm volatile(
+        "{\n\t.reg .b32 to, at;\n\t"
+        "mapa.shared::cluster.u32 to, %0, %3;\n\t"
+        "mapa.shared::cluster.u32 at, %2, %3;\n\t"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [to], %1, [at];\n\t}" ::"r"(
+            address),
+        "r"(value), "r"(bar), "r"(cta)
+        : "memory");
 }
 __device__ __forceinline__ void cluster_sync() {
     asm volatile(

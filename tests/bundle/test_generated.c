@@ -495,49 +495,58 @@ static void grids_without_persistence(void **state)
     }
 }
 
-static void grids_of_clusters(void **state)
+/* The first gemm kernel of fprop with tiles of 16 x 16 that `cluster` CTAs share; all ranges take it. */
+static int64_t set_cluster(json_t *manifest, int cluster)
 {
-    (void)state;
-    json_t *manifest = bundle_manifest_by("generated");
-    int kernel = -1;
-    char path[160];
-    const char *name = json_string_value(
-        bundle_at(manifest, "layers.0.passes.fprop.2.dispatch.0.choices.0.kernel"));
-    for (int i = 0; kernel < 0; i++) {
-        snprintf(path, sizeof path, "kernels.%d.name", i);
+    static const char first[] = "layers.0.passes.fprop.2.dispatch.0.choices.0.kernel";
+    static const char *const keys[] = { "cluster", "grid.tile_rows", "grid.tile_cols", "args.0.box",
+                                        "args.1.box" };
+    int kernel = 0;
+    char path[160], box[32];
+    const char *name = json_string_value(bundle_at(manifest, first));
+    for (;; kernel++) {
+        snprintf(path, sizeof path, "kernels.%d.name", kernel);
         if (strcmp(json_string_value(bundle_at(manifest, path)), name) == 0)
-            kernel = i;
+            break;
     }
-    static const struct {
-        const char *key, *value;
-    } small[] = {
-        { "cluster", "2" },           { "grid.tile_rows", "16" },   { "grid.tile_cols", "16" },
-        { "args.0.box", "[128, 8]" }, { "args.1.box", "[128, 8]" },
-    };
+    snprintf(box, sizeof box, "[128, %d]", 16 / cluster);
     for (int i = 0; i < 5; i++) {
-        snprintf(path, sizeof path, "kernels.%d.%s", kernel, small[i].key);
-        bundle_set(manifest, path, json_loads(small[i].value, JSON_DECODE_ANY, NULL));
+        snprintf(path, sizeof path, "kernels.%d.%s", kernel, keys[i]);
+        bundle_set(manifest, path,
+                   i >= 3 ? json_loads(box, 0, NULL) : json_integer(i == 0 ? cluster : 16));
     }
-    snprintf(path, sizeof path, "kernels.%d.shared_bytes", kernel);
-    int64_t shared = json_integer_value(bundle_at(manifest, path));
     size_t index;
     json_t *range;
     json_array_foreach(bundle_at(manifest, "layers.0.passes.fprop.2.dispatch"), index, range)
-        json_object_set(bundle_at(range, "choices.0"), "kernel",
-                        bundle_at(manifest, "layers.0.passes.fprop.2.dispatch.0.choices.0.kernel"));
-    char *folder = cuda_bundle(manifest);
-    struct side device = cuda_open(0, folder, "plain"); /* 96 features: 6 tiles along the columns */
-    assert_int_equal(fprop_grid(&device, 300, 0, true), 2 * 66); /* 19 x 6 clusters of tiles */
-    assert_int_equal(cuda->last_cluster, 2);
-    assert_true(cuda->last_overlaps);
-    assert_int_equal(cuda->last_shared, shared);
-    assert_int_equal(fprop_grid(&device, 17, 0, true), 2 * 12);
-    assert_int_equal(fprop_grid(&device, 300, 9, true), 2 * 4);
-    assert_int_equal(fprop_grid(&device, 300, 1, true), 2); /* no fewer than one cluster */
-    assert_true(fprop_grid(&device, 300, 0, false) > 0);    /* ends with a quantise kernel */
-    assert_false(cuda->last_overlaps);
-    cuda_close(&device);
-    bundle_remove(folder);
+        json_object_set(bundle_at(range, "choices.0"), "kernel", bundle_at(manifest, first));
+    snprintf(path, sizeof path, "kernels.%d.shared_bytes", kernel);
+    return json_integer_value(bundle_at(manifest, path));
+}
+
+static void grids_of_clusters(void **state)
+{
+    (void)state;
+    for (int cluster = 2; cluster <= 4; cluster += 2) {
+        json_t *manifest = bundle_manifest_by("generated");
+        int64_t shared = set_cluster(manifest, cluster);
+        char *folder = cuda_bundle(manifest);
+        struct side device =
+            cuda_open(0, folder, "plain"); /* 96 features: 6 tiles along the columns */
+        int most =
+            cluster == 2 ? 66 : 30; /* GPCs of 22 SMs: two are left over by clusters of four */
+        assert_int_equal(fprop_grid(&device, 300, 0, true), cluster * most); /* of 19 x 6 */
+        assert_int_equal(cuda->last_cluster, cluster);
+        assert_true(cuda->last_overlaps);
+        assert_int_equal(cuda->last_shared, shared);
+        assert_int_equal(fprop_grid(&device, 17, 0, true), cluster * 12);
+        assert_int_equal(fprop_grid(&device, 300, 9, true), cluster * (9 / cluster));
+        assert_int_equal(fprop_grid(&device, 300, 1, true),
+                         cluster);                           /* no fewer than one cluster */
+        assert_true(fprop_grid(&device, 300, 0, false) > 0); /* ends with a quantise kernel */
+        assert_false(cuda->last_overlaps);
+        cuda_close(&device);
+        bundle_remove(folder);
+    }
 }
 
 /* ---- errors ---- */

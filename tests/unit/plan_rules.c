@@ -126,21 +126,11 @@ static void check_box(const json_t *kernel, size_t arg, json_int_t inner, json_i
 static void check_gemm_kernel(const json_t *kernel)
 {
     static const struct arg args[] = {
-        { "a", "tensor_map" },
-        { "b", "tensor_map" },
-        { "out", "tensor_map" },
-        { "a_scales", "pointer" },
-        { "b_scales", "pointer" },
-        { "bias", "pointer" },
-        { "out", "pointer" },
-        { "out_ld", "int64" },
-        { "rows", "int64" },
-        { "cols", "int64" },
-        { "depth", "int64" },
-        { FP8_ARG_OUT_BY_MAP, "int32" },
-        { "tiles", "pointer" },
-        { "epoch", "int64" },
-        { NULL, NULL },
+        { "a", "tensor_map" },     { "b", "tensor_map" },     { "out", "tensor_map" },
+        { "a_scales", "pointer" }, { "b_scales", "pointer" }, { "bias", "pointer" },
+        { "out", "pointer" },      { "out_ld", "int64" },     { "rows", "int64" },
+        { "cols", "int64" },       { "depth", "int64" },      { FP8_ARG_OUT_BY_MAP, "int32" },
+        { "tiles", "pointer" },    { "epoch", "int64" },      { NULL, NULL },
     };
     json_t *parameters = json_object_get(kernel, "parameters");
     json_t *semantics = json_object_get(kernel, "semantics"),

@@ -314,6 +314,24 @@ CUresult fake_launch_kernel(CUfunction function, unsigned gx, unsigned gy, unsig
     return CUDA_SUCCESS;
 }
 
+EXPORT CUresult
+fake_max_active_clusters(int *count, CUfunction function,
+                         const CUlaunchConfig *config) __asm__("cuOccupancyMaxActiveClusters");
+CUresult fake_max_active_clusters(int *count, CUfunction function, const CUlaunchConfig *config)
+{
+    (void)function;
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        const CUlaunchAttribute *attribute = &config->attrs[i];
+        if (attribute->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
+            *count = FAKE_GPCS * (FAKE_SMS / FAKE_GPCS / (int)attribute->value.clusterDim.x);
+            return CUDA_SUCCESS;
+        }
+    }
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
 EXPORT CUresult fake_launch_ex(const CUlaunchConfig *config, CUfunction function, void **parameters,
                                void **extra) __asm__("cuLaunchKernelEx");
 CUresult fake_launch_ex(const CUlaunchConfig *config, CUfunction function, void **parameters,

@@ -29,8 +29,9 @@ struct fake_map {
 };
 #define FAKE_MAP_MAGIC 0x70616d20656b6166u
 
-/* Multiprocessors; a cooperative grid may have two CTAs on each. */
+/* Multiprocessors; a cooperative grid may have two CTAs on each, a cluster lies within a group of them. */
 #define FAKE_SMS 132
+#define FAKE_GPCS 6
 
 /* Bytes of a kernel's parameter, 0 past the end. */
 typedef size_t (*fake_parameter)(const char *entry, size_t index);
