@@ -17,9 +17,9 @@ local function ceil_div(a, b) return (a + b - 1) // b end
 M.SMS = 132 -- of the GPU that the constants describe
 
 -- One row a configuration:
---   name                 <schedule><bm>x<bn>c<cluster>s<stages>[p<partials>][k<slices>][o<slabs>]g<group>[a]; schedule:
---                        pp pingpong, co cooperative; ex cooperative with an exchange between the CTAs of a
---                        cluster, sw the same with swapped operands: bm columns of out, bn rows
+--   name                 <schedule><bm>x<bn>c<cluster>s<stages>[p<partials>][k<slices>][o<slabs>]g<group>[a];
+--                        schedule: pp pingpong, co cooperative; ex cooperative with an exchange between the
+--                        CTAs of a cluster, sw the same with swapped operands: bm columns of out, bn rows
 --   bm, bn               tile of a CTA                     stages    of the ring, bm + bn rows of 128 bytes
 --   cluster              CTAs below each other that share b
 --   slices               CTAs of a cluster that share the contraction of a tile

@@ -21,6 +21,7 @@ struct product {
     int64_t rows, cols;
     int64_t gap, offset; /* elements */
     bool accumulate;
+    int32_t max_sms;  /* few: every CTA has many tiles; 0: all */
     const char *name; /* of the configuration */
 };
 
@@ -110,6 +111,7 @@ static void check_product(struct product product)
     args.out = &out;
     args.call =
         exact_call(p->layer, p->pass == FP8_PASS_WGRAD ? p->a->rows : p->rows, &exact_workspace);
+    args.call.max_sms = p->max_sms;
     RIG_OK(fp8_gemm(p->layer->handle, &args));
     RIG_OK(fp8_memory_copy(rig.context, exact_output.host, exact_output.device, total, rig.stream));
     RIG_OK(fp8_stream_synchronize(rig.context, rig.stream));
@@ -209,6 +211,7 @@ static void check_configuration(int index, const struct rig_layer *layer,
     enum { TO_STEP = -1 }; /* ld is the next multiple of 16 */
     static const int64_t gaps[] = { 0, TO_STEP, 8, 1, TO_STEP, 3, 16 };
     static const int64_t offsets[] = { 0, 8, 0, 1, 4, 2 };
+    static const int32_t sms[] = { 0, 1, 0, 5, 2 };
     int64_t n = layer->info.out_features, k = layer->info.in_features, turn = index + tokens;
     struct product p = { .layer = layer,
                          .pass = FP8_PASS_FPROP,
@@ -219,6 +222,7 @@ static void check_configuration(int index, const struct rig_layer *layer,
                          .cols = n,
                          .gap = gaps[turn % 7],
                          .offset = offsets[turn % 6],
+                         .max_sms = sms[turn % 5],
                          .name = exact_configurations[index].name };
     check_product(p);
     p.pass = FP8_PASS_DGRAD, p.a = &s->dy_operand, p.sums = s->dx, p.cols = k;

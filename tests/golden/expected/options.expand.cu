@@ -94,6 +94,8 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 //               pingpong = false
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 4
 //               swapped = false
@@ -236,6 +238,8 @@ extern "C" __global__ void fp8_store_fp32_bf16_add(bf16 *out, const fp32 *in) {
 //               pingpong = true
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 8
 //               swapped = false
@@ -269,6 +273,8 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x128c1s8g8(bf16 *out, con
 //               pingpong = true
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 8
 //               swapped = false
@@ -302,6 +308,8 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_add_pp64x128c1s8g8(bf16 *out,
 //               pingpong = true
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 6
 //               swapped = false
@@ -453,6 +461,8 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
 //               pingpong = true
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 12
 //               swapped = false
@@ -547,6 +557,8 @@ extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
 //               pingpong = false
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 4
 //               swapped = false
@@ -582,6 +594,8 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x192c2s4p1g8(fp32 *out, 
 //               pingpong = false
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 4
 //               swapped = false
@@ -617,6 +631,8 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x192c2s4p1g8(fp32 *o
 //               pingpong = false
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 4
 //               swapped = false

@@ -95,6 +95,8 @@ extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
 //               pingpong = true
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 12
 //               swapped = false
@@ -224,6 +226,8 @@ extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
 //               pingpong = false
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 8
 //               swapped = false
@@ -259,6 +263,8 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, c
 //               pingpong = false
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 8
 //               swapped = false

@@ -230,6 +230,8 @@ extern "C" __global__ void fp8_cast_bf16_e4m3_pow2_margin1(const source_t *sourc
 //               pingpong = true
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 12
 //               swapped = false
@@ -320,6 +322,8 @@ extern "C" __global__ void fp8_quantize_column_bf16_e4m3(const source_t *source)
 //               pingpong = true
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 12
 //               swapped = false
