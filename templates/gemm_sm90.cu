@@ -1,8 +1,8 @@
 // gemm_sm90.cu - op "gemm": out[rows,cols] = (a[rows,depth] b[cols,depth]^T) * scale_inv's (+ bias)
 // (+ out), FP8 operands with the contraction along their rows, for sm_90a.
 //
-// A persistent kernel of three warpgroups: one producer, which feeds a ring of shared-memory stages by TMA,
-// and two consumers. What they do from tile to tile is one of two flows:
+// A persistent kernel of three or four warpgroups: one producer, which feeds a ring of shared-memory stages
+// by TMA, and two or three consumers. What they do from tile to tile is one of two flows:
 //   stream     many tiles; the way out of one is hidden under the next (stream.cuh, epilogue.cuh)
 //   exchange   few tiles; the CTAs of a cluster share a tile's contraction, and with swapped operands the
 //              tile is transposed, so that few rows of out fill it (exchange.cuh)
@@ -32,21 +32,25 @@ constexpr bool a_row_scaled = $a_row_scaled, b_row_scaled = $b_row_scaled;
 constexpr bool row_scaled = a_row_scaled || b_row_scaled;
 using out_t = $target;
 
-constexpr int consumers = 2; // warpgroups
+constexpr int consumers = $consumers; // warpgroups
 constexpr int threads = 128 * (consumers + 1);
 constexpr int waves = bm / 64 / (pingpong ? 1 : consumers); // 64-row blocks of a warpgroup
 constexpr int accumulators = bn / 2;                        // registers of one wave
 constexpr int a_bytes = bm * bk, b_bytes = bn * bk, stage_bytes = a_bytes + b_bytes;
 constexpr int turn_barrier = 1; // named barriers, one a warpgroup
 
-// Registers of the three warpgroups come out of what the kernel starts with: 168 a thread.
-static_assert($producer_registers + consumers * $consumer_registers <= 3 * 168, "registers");
-static_assert(bm % (pingpong ? 64 : 128) == 0 && bn <= 256, "tile");
+// Registers of the warpgroups come out of what the kernel starts with, the same for every thread.
+constexpr int registers_at_start = 65536 / threads / 8 * 8;
+static_assert($producer_registers + consumers * $consumer_registers <=
+                  (consumers + 1) * registers_at_start,
+              "registers");
+static_assert(bm % (pingpong ? 64 : 64 * consumers) == 0 && bn <= 256, "tile");
 static_assert(waves * accumulators + partials * accumulators <= 208, "accumulators would spill");
 static_assert(partials != 2 || waves == 1, "two partial sums serve one wave");
 static_assert(run == 1 || (partials == 1 && waves == 1),
               "runs are for one partial sum of one wave");
-static_assert(!pingpong || partials == 0, "pingpong multiplies with one accumulator");
+static_assert(!pingpong || (partials == 0 && consumers == 2),
+              "two take turns, and multiply with one accumulator each");
 
 //% local n = bn // 2
 //% local function comma(i) return i < n - 1 and "," or "" end
@@ -78,8 +82,9 @@ constexpr int barriers_offset = stages * stage_bytes;
 constexpr int extents_offset = barriers_offset + 16 * stages;
 constexpr int tiles_offset = extents_offset + 16; // counter.cuh
 constexpr int vectors_offset =
-    tiles_offset + $(scheduler == "atomic" and 80 or 0);                 // epilogue, 1536
-constexpr int out_offset = (vectors_offset + 1536 + 1023) / 1024 * 1024; // tiles on their way out
+    tiles_offset + $(scheduler == "atomic" and 80 or 0); // epilogue, 1536
+constexpr int out_offset =
+    (vectors_offset + 768 * consumers + 1023) / 1024 * 1024; // tiles on their way out
 
 // The extents in tiles, computed once and kept in shared memory: over the main loop the accumulators
 // leave no register for them.

@@ -71,6 +71,7 @@ function M.kernel(c, semantics, accumulation)
             pingpong = c.pingpong,
             partials = c.partials,
             slabs = c.slabs,
+            consumers = c.consumers,
             scheduler = c.scheduler,
             run = run,
             a_row_scaled = s.a_scaling == "row",
@@ -93,7 +94,7 @@ function M.kernel(c, semantics, accumulation)
             slices = c.slices,
         },
         overlaps = true,
-        block = 384,
+        block = 128 * (c.consumers + 1),
         cluster = c.cluster * c.slices,
         shared_bytes = tile.shared_bytes(c),
     }

@@ -17,13 +17,14 @@ local function ceil_div(a, b) return (a + b - 1) // b end
 M.SMS = 132 -- of the GPU that the constants describe
 
 -- One row a configuration:
---   name                 <schedule><bm>x<bn>c<cluster>s<stages>[p<partials>][k<slices>][o<slabs>]g<group>[a];
---                        schedule: pp pingpong, co cooperative; ex cooperative with an exchange between the
+--   name                 <schedule><bm>x<bn>c<cluster>s<stages>[p<partials>][k<slices>][o<slabs>][w<consumers>]
+--                        g<group>[a]; schedule: pp pingpong, co cooperative; ex cooperative with an exchange between the
 --                        CTAs of a cluster, sw the same with swapped operands: bm columns of out, bn rows
 --   bm, bn               tile of a CTA                     stages    of the ring, bm + bn rows of 128 bytes
 --   cluster              CTAs below each other that share b
 --   slices               CTAs of a cluster that share the contraction of a tile
 --   group                rows of clusters in a raster group
+--   consumers            warpgroups that multiply (2)
 --   slabs                64 rows of 128 bytes, of a warpgroup, in which its output leaves (2)
 --   scheduler            "static", or (a) "atomic": clusters take tiles from a counter
 --   partials             0: fast accumulation; 1, 2: split, with that many partial sums
@@ -47,6 +48,7 @@ local function row(name, producer, consumer, us, only)
         slices = number "k" or 1,
         partials = number "p" or 0,
         slabs = number "o" or 2,
+        consumers = number "w" or 2,
         scheduler = rest:find "a$" and "atomic" or "static",
         producer_registers = producer,
         consumer_registers = consumer,
@@ -62,6 +64,7 @@ M.configurations = {
     row("pp128x160c2s5g8", 24, 240, 0.507, "wide"),
     row("pp128x128c2s6g8", 40, 232, 0.424),
     row("pp128x128c1s6g8", 40, 232, 0.405),
+    row("pp128x128c1s5o4g8", 40, 232, 0.400),
     row("pp64x256c1s4g8", 40, 232, 0.420),
     row("pp64x128c1s8g8", 40, 232, 0.218),
     row("pp64x64c1s12g8", 40, 232, 0.160),
@@ -70,7 +73,8 @@ M.configurations = {
     row("co256x128c2s4g8", 40, 232, 0.845),
     row("co128x192c1s4g8", 40, 232, 0.611),
     row("co128x128c1s6p2g8", 40, 232, 0.384),
-    row("co128x128c2s6p2g8", 40, 232, 0.405),
+    row("co128x128c1s5p2o4g8", 40, 232, 0.384),
+    row("co192x128c1s4p1w3g8", 32, 160, 0.560),
     row("co128x64c1s8p2g8", 40, 232, 0.279),
     row("co128x192c2s4p1g8", 40, 232, 0.628),
     row("co128x128c1s6p1g8", 40, 232, 0.423),
@@ -90,9 +94,9 @@ M.configurations = {
     row("sw128x32c1s8p2k4g8", 40, 232, 0.145),
     row("sw128x16c1s8p2k4g8", 40, 232, 0.128),
     row("sw128x16c1s8p2k8g8", 40, 232, 0.110),
-    row("pp128x128c1s6g8a", 40, 232, 0.405),
-    row("pp128x128c2s6g8a", 40, 232, 0.424),
-    row("co128x128c1s6p2g8a", 40, 232, 0.384),
+    row("pp128x128c1s5o4g8a", 40, 232, 0.405),
+    row("co128x128c1s5p2o4g8a", 40, 232, 0.389),
+    row("co192x128c1s4p1w3g8a", 32, 160, 0.570),
 }
 
 local by_name = {}
@@ -107,19 +111,21 @@ local function slab_size(problem) return problem.add and 4 or SIZE[problem.out] 
 -- Columns of a slab, the box in which the output leaves.
 function M.slab_cols(out, add) return 128 // slab_size { out = out, add = add } end
 
-local CONSUMERS, SLAB = 2, 8192 -- bytes of shared memory in which output tiles leave
+-- Bytes of shared memory, of a consumer: a slab in which its output leaves, vectors of the epilogue.
+local SLAB, VECTORS = 8192, 768
 local TILES = 80 -- bytes of the slots through which tiles are handed out
 
 -- Bytes of shared memory: the stages, their barriers, then what a tile leaves in.
 function M.shared_bytes(c)
-    local out = CONSUMERS * c.slabs * SLAB
+    local out = c.consumers * c.slabs * SLAB
     if c.swapped then
         out = c.bn * (c.bm + 4) * 4
     elseif c.exchange then
         out = c.bm * (c.bn + 8) * 4
     end
     local tiles = c.scheduler == "atomic" and TILES or 0
-    return ceil_div(c.stages * ((c.bm + c.bn) * 128 + 16) + 16 + tiles + 1536, 1024) * 1024 + out
+    local ring = c.stages * ((c.bm + c.bn) * 128 + 16)
+    return ceil_div(ring + 16 + tiles + c.consumers * VECTORS, 1024) * 1024 + out
 end
 
 -- Blocks of 128 in a partial sum: an interval of accumulation, split being that of 128.

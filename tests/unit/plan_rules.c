@@ -152,13 +152,17 @@ static void check_gemm_kernel(const json_t *kernel)
     assert_int_equal(integer_of(grid, "slices"), slices);
     assert_int_equal(integer_of(parameters, "cluster"), sharing);
     assert_true(json_is_true(json_object_get(kernel, "overlaps")));
-    assert_int_equal(integer_of(kernel, "block"), 384);
+    json_int_t consumers = integer_of(parameters, "consumers");
+    assert_int_equal(integer_of(kernel, "block"), 128 * (consumers + 1));
     json_int_t shared = integer_of(kernel, "shared_bytes");
     bool atomic = strcmp(string_of(parameters, "scheduler"), "atomic") == 0;
-    json_int_t fixed = 16 + (atomic ? 80 : 0) + 1536, slabs = integer_of(parameters, "slabs");
+    json_int_t fixed = 16 + (atomic ? 80 : 0) + 768 * consumers,
+               slabs = integer_of(parameters, "slabs");
     assert_int_equal(json_array_size(json_object_get(kernel, "args")), atomic ? 14 : 12);
     json_int_t ring = (stages * ((bm + bn) * 128 + 16) + fixed + 1023) / 1024 * 1024;
-    json_int_t out = !exchange ? slabs * 16384 : swapped ? bn * (bm + 4) * 4 : bm * (bn + 8) * 4;
+    json_int_t out = !exchange ? slabs * consumers * 8192
+                     : swapped ? bn * (bm + 4) * 4
+                               : bm * (bn + 8) * 4;
     assert_int_equal(shared, ring + out);
     assert_true(shared <= 227 * 1024);
     json_t *archs = json_object_get(kernel, "archs");
