@@ -152,8 +152,8 @@ fp8gen_status fp8gen_tuning_file(fp8gen *gen, const char *path)
 /* user: json_t **, a new array. */
 static int configs_body(lua_State *L)
 {
-    static const char *const numbers[] = { "bm",    "bn",       "stages", "cluster",
-                                           "group", "partials", "slices" };
+    static const char *const numbers[] = { "bm",       "bn",     "stages", "cluster",  "group",
+                                           "partials", "slices", "slabs",  "consumers" };
     json_t *list = *(json_t **)lua_touserdata(L, 1);
     script_push_module(L, "tile");
     lua_getfield(L, -1, "configurations");
@@ -165,19 +165,21 @@ static int configs_body(lua_State *L)
         lua_getfield(L, -1, "name");
         lua_getfield(L, -2, "pingpong");
         lua_getfield(L, -3, "swapped");
+        lua_getfield(L, -4, "scheduler");
         good = good &&
-               json_object_set_new(config, "name", json_string(luaL_checkstring(L, -3))) == 0 &&
-               json_object_set_new(config, "pingpong", json_boolean(lua_toboolean(L, -2))) == 0 &&
-               json_object_set_new(config, "swapped", json_boolean(lua_toboolean(L, -1))) == 0;
+               json_object_set_new(config, "name", json_string(luaL_checkstring(L, -4))) == 0 &&
+               json_object_set_new(config, "pingpong", json_boolean(lua_toboolean(L, -3))) == 0 &&
+               json_object_set_new(config, "swapped", json_boolean(lua_toboolean(L, -2))) == 0 &&
+               json_object_set_new(config, "scheduler", json_string(luaL_checkstring(L, -1))) == 0;
         for (size_t j = 0; good && j < sizeof(numbers) / sizeof(numbers[0]); j++) {
-            lua_getfield(L, -4, numbers[j]);
+            lua_getfield(L, -5, numbers[j]);
             good = json_object_set_new(config, numbers[j],
                                        json_integer(luaL_checkinteger(L, -1))) == 0;
             lua_pop(L, 1);
         }
         if (!good)
             script_throw(L, gen_out_of_memory(script_session(L)));
-        lua_pop(L, 4);
+        lua_pop(L, 5);
     }
     return 0;
 }

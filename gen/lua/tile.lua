@@ -59,44 +59,45 @@ local function row(name, producer, consumer, us, only)
 end
 
 M.configurations = {
-    row("pp128x192c2s4g8", 24, 240, 0.614, "narrow"),
+    row("pp128x192c2s4g8", 24, 240, 0.607, "narrow"),
     row("pp128x192c1s4g8", 24, 240, 0.603, "narrow"),
     row("pp128x160c2s5g8", 24, 240, 0.507, "wide"),
-    row("pp128x128c2s6g8", 40, 232, 0.424),
+    row("pp128x128c2s6g8", 40, 232, 0.413),
     row("pp128x128c1s6g8", 40, 232, 0.405),
     row("pp128x128c1s5o4g8", 40, 232, 0.400),
-    row("pp64x256c1s4g8", 40, 232, 0.420),
-    row("pp64x128c1s8g8", 40, 232, 0.218),
-    row("pp64x64c1s12g8", 40, 232, 0.160),
-    row("co128x256c1s4g8", 40, 232, 0.835),
+    row("pp64x256c1s4g8", 40, 232, 0.413),
+    row("pp64x128c1s8g8", 40, 232, 0.209),
+    row("pp64x64c1s12g8", 40, 232, 0.149),
+    row("co128x256c1s4g8", 40, 232, 0.813),
     row("co128x256c2s4g8", 40, 232, 0.830),
-    row("co256x128c2s4g8", 40, 232, 0.845),
-    row("co128x192c1s4g8", 40, 232, 0.611),
-    row("co128x128c1s6p2g8", 40, 232, 0.384),
-    row("co128x128c1s5p2o4g8", 40, 232, 0.384),
-    row("co192x128c1s4p1w3g8", 32, 160, 0.560),
-    row("co128x64c1s8p2g8", 40, 232, 0.279),
-    row("co128x192c2s4p1g8", 40, 232, 0.628),
-    row("co128x128c1s6p1g8", 40, 232, 0.423),
+    row("co256x128c2s4g8", 40, 232, 0.823),
+    row("co128x192c1s4g8", 40, 232, 0.595),
+    row("co128x128c1s6p2g8", 40, 232, 0.388),
+    row("co128x128c2s6p2g8", 40, 232, 0.405),
+    row("co128x128c1s5p2o4g8", 40, 232, 0.388),
+    row("co192x128c1s4p1w3g8", 32, 160, 0.575),
+    row("co128x64c1s8p2g8", 40, 232, 0.222),
+    row("co128x192c2s4p1g8", 40, 232, 0.617),
+    row("co128x128c1s6p1g8", 40, 232, 0.427),
     row("ex128x128c1s4k2g8", 40, 232, 0.460),
     row("ex128x128c1s4k4g8", 40, 232, 0.460),
     row("ex128x128c1s4k8g8", 40, 232, 0.460),
-    row("sw128x64c1s7k2g8", 40, 232, 0.270),
-    row("sw128x64c1s7k4g8", 40, 232, 0.250),
+    row("sw128x64c1s7k2g8", 40, 232, 0.240),
+    row("sw128x64c1s7k4g8", 40, 232, 0.259),
     row("sw128x32c1s8k4g8", 40, 232, 0.140),
     row("sw128x16c1s8k4g8", 40, 232, 0.110),
     row("sw128x16c1s8k8g8", 40, 232, 0.110),
     row("ex128x128c1s4p2k2g8", 40, 232, 0.564),
     row("ex128x128c1s4p2k4g8", 40, 232, 0.564),
     row("ex128x128c1s4p2k8g8", 40, 232, 0.564),
-    row("sw128x64c1s7p2k2g8", 40, 232, 0.394),
-    row("sw128x64c1s7p2k4g8", 40, 232, 0.330),
-    row("sw128x32c1s8p2k4g8", 40, 232, 0.145),
+    row("sw128x64c1s7p2k2g8", 40, 232, 0.324),
+    row("sw128x64c1s7p2k4g8", 40, 232, 0.235),
+    row("sw128x32c1s8p2k4g8", 40, 232, 0.133),
     row("sw128x16c1s8p2k4g8", 40, 232, 0.128),
     row("sw128x16c1s8p2k8g8", 40, 232, 0.110),
     row("pp128x128c1s5o4g8a", 40, 232, 0.405),
-    row("co128x128c1s5p2o4g8a", 40, 232, 0.389),
-    row("co192x128c1s4p1w3g8a", 32, 160, 0.570),
+    row("co128x128c1s5p2o4g8a", 40, 232, 0.392),
+    row("co192x128c1s4p1w3g8a", 32, 160, 0.581),
 }
 
 local by_name = {}
@@ -150,19 +151,20 @@ end
 
 -- ---- time ----------------------------------------------------------------------------------------
 
-local START = 3.4e-6 -- s, from launch to the first multiplication
-local FIRST = 8.8e-7 -- s, latencies of a tile's way out
-local OUT = { narrow = 4.4e-11, wide = 1.31e-10, add = 2.26e-10 } -- s for each element of a CTA's tile
-local OVERLAPPED = 0.17 -- share of the way out that still shows under pingpong
-local EXCHANGE = 9.4e-7 -- s for each slice, of the partial tiles through shared memory, and the barriers
+local START = 3.9e-6 -- s, from launch to the first multiplication
+local FIRST = 1.03e-6 -- s, latencies of a tile's way out
+local OUT = { narrow = 4.24e-11, wide = 1.31e-10, add = 1.66e-10 } -- s for each element of a CTA's tile
+local PARKED = 0.85 -- share of the way out that shows where no slab is waited for
+local OVERLAPPED = 0.14 -- share of the way out that still shows under pingpong
+local EXCHANGE = 9.2e-7 -- s for each slice, of the partial tiles through shared memory, and the barriers
 local ROOM = 16 -- of so many SMs one is left over by clusters of more than two CTAs
-local IDLE = 0.37 -- share of a block's time that goes when nearly all other SMs are idle
+local IDLE = 0.31 -- share of a block's time that goes when nearly all other SMs are idle
 local READ, WRITE = 5.50e12, 2.72e12 -- bytes/s of operands and output
 -- FLOP/s of all SMs under the power limit; outputs that are read and written again cost power too. It sets
 -- in from the first to the second number of FLOPs.
-local SUSTAINED = { fast = 1.634e15, split = 1.440e15 }
-local SUSTAINED_ADD = 1.122
-local SHORT, LONG = 1.0e11, 3.0e11
+local SUSTAINED = { fast = 1.672e15, split = 1.490e15 }
+local SUSTAINED_ADD = 0.849
+local SHORT, LONG = 1.36e11, 2.98e11
 local SOFT = 9.2 -- how softly the two limits meet
 
 -- Intervals cost about what split does.
@@ -202,17 +204,20 @@ end
 
 local function out_rate(p) return OUT[p.add and "add" or SIZE[p.out] == 4 and "wide" or "narrow"] end
 
--- Seconds that a tile takes on its way out.
-local function out_seconds(tile, p) return FIRST + tile * out_rate(p) end
+-- Seconds that a tile takes on its way out; less of it shows where the whole tile finds room in the slabs.
+local function out_seconds(c, p)
+    local tile = c.bm * c.bn
+    local waiting = tile // (64 * c.consumers * M.slab_cols(p.out, p.add)) > c.slabs
+    return FIRST + tile * out_rate(p) * (waiting and 1 or PARKED)
+end
 
 -- Predicted seconds of a configuration, waves of clusters, and how full they are (with edges of tiles).
 function M.seconds(c, p)
     local rows, cols = M.tile_of(c)
     local ctas = c.cluster * c.slices
     local waves, busy = waves_of(rows, cols, ctas, p)
-    local tile = c.bm * c.bn
     local multiply = blocks_seconds(c.us, ceil_div(ceil_div(p.depth, 128), c.slices), busy)
-    local out = out_seconds(tile, p)
+    local out = out_seconds(c, p)
     local total
     if c.exchange then
         total = waves * (multiply + EXCHANGE * c.slices + out / c.slices)

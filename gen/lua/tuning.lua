@@ -123,6 +123,9 @@ local config_fields = {
     { "partials", whole(0, 2) },
     { "slices", whole(1, 16), optional = true, default = 1 },
     { "swapped", boolean, optional = true, default = false },
+    { "slabs", whole(1, 8), optional = true, default = 2 },
+    { "consumers", whole(1, 3), optional = true, default = 2 },
+    { "scheduler", text, optional = true, default = "static" },
 }
 
 -- ---- checking --------------------------------------------------------------------------------------
@@ -191,9 +194,10 @@ local function check_config(state, where, entry)
     }
     if not found then
         add(state, where, ("choice.config is no configuration of this version: bm %d, bn %d, stages %d, \z
-cluster %d, group %d, pingpong %s, partials %d, slices %d, swapped %s"):format(config.bm, config.bn,
-            config.stages, config.cluster, config.group, config.pingpong, config.partials,
-            config.slices or 1, config.swapped or false),
+cluster %d, group %d, pingpong %s, partials %d, slices %d, swapped %s, slabs %d, consumers %d, \z
+scheduler %s"):format(config.bm, config.bn, config.stages, config.cluster, config.group, config.pingpong,
+            config.partials, config.slices or 1, config.swapped or false, config.slabs or 2,
+            config.consumers or 2, config.scheduler or "static"),
             "run fp8gen tune again")
     elseif not tile.fits(found, problem) then
         add(state, where, ("choice.config %s does not serve %s accumulation into %s%s"):format(

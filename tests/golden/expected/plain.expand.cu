@@ -88,6 +88,7 @@ extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
 //               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
+//               consumers = 2
 //               entry = "fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8"
 //               flow = "stream"
 //               group = 8
@@ -219,6 +220,7 @@ extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
 //               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
+//               consumers = 2
 //               entry = "fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8"
 //               flow = "stream"
 //               group = 8
@@ -256,6 +258,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, c
 //               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
+//               consumers = 2
 //               entry = "fp8_gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8"
 //               flow = "stream"
 //               group = 8

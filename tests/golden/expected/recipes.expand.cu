@@ -210,41 +210,6 @@ using format = e4m3;
 constexpr bool power_of_two = true;
 extern "C" __global__ void fp8_cast_bf16_e4m3_pow2_margin1(const source_t *source) {}
 
-// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
-//   again:      fp8gen expand <spec of model recipes>
-//   kernel:     gemm_e4m3_e4m3_bf16_pp64x64c1s12g8
-//   used by:    delayed
-//   parameters: a_format = "e4m3"
-//               a_row_scaled = false
-//               add = false
-//               b_format = "e4m3"
-//               b_row_scaled = false
-//               bm = 64
-//               bn = 64
-//               cluster = 1
-//               consumer_registers = 232
-//               entry = "fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8"
-//               flow = "stream"
-//               group = 8
-//               partials = 0
-//               pingpong = true
-//               producer_registers = 40
-//               run = 1
-//               scheduler = "static"
-//               slabs = 2
-//               slices = 1
-//               stages = 12
-//               swapped = false
-//               target = "bf16"
-#line 1 "gemm_sm90.cu"
-// gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
-constexpr bool pingpong = true, add = false;
-#line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
-    registers<40, 232>();
-}
-
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     dequantize_e4m3_tensor
@@ -315,6 +280,7 @@ extern "C" __global__ void fp8_quantize_column_bf16_e4m3(const source_t *source)
 //               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
+//               consumers = 2
 //               entry = "fp8_gemm_e4m3_e4m3_bf16_row_pp64x64c1s12g8"
 //               flow = "stream"
 //               group = 8
@@ -367,6 +333,7 @@ extern "C" __global__ void fp8_quantize_row_dbias_bf16_e4m3(const source_t *sour
 //               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
+//               consumers = 2
 //               entry = "fp8_gemm_e4m3_e4m3_fp32_row_co128x64c1s8p2g8"
 //               flow = "stream"
 //               group = 8
@@ -374,6 +341,8 @@ extern "C" __global__ void fp8_quantize_row_dbias_bf16_e4m3(const source_t *sour
 //               pingpong = false
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 8
 //               swapped = false
@@ -402,6 +371,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_row_co128x64c1s8p2g8(fp32 *ou
 //               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
+//               consumers = 2
 //               entry = "fp8_gemm_e4m3_e4m3_fp32_row_add_co128x64c1s8p2g8"
 //               flow = "stream"
 //               group = 8
@@ -409,6 +379,8 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_row_co128x64c1s8p2g8(fp32 *ou
 //               pingpong = false
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 8
 //               swapped = false
@@ -437,6 +409,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_row_add_co128x64c1s8p2g8(fp32
 //               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
+//               consumers = 2
 //               entry = "fp8_gemm_e4m3_e4m3_bf16_row_co128x64c1s8p2g8"
 //               flow = "stream"
 //               group = 8
@@ -444,6 +417,8 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_row_add_co128x64c1s8p2g8(fp32
 //               pingpong = false
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 8
 //               swapped = false
@@ -560,6 +535,7 @@ extern "C" __global__ void fp8_quantize_row_dbias_bf16_e4m3_pow2(const source_t 
 //               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
+//               consumers = 2
 //               entry = "fp8_gemm_e4m3_e4m3_bf16_arow_co128x64c1s8p2g8"
 //               flow = "stream"
 //               group = 8
@@ -567,6 +543,8 @@ extern "C" __global__ void fp8_quantize_row_dbias_bf16_e4m3_pow2(const source_t 
 //               pingpong = false
 //               producer_registers = 40
 //               run = 1
+//               scheduler = "static"
+//               slabs = 2
 //               slices = 1
 //               stages = 8
 //               swapped = false
