@@ -127,13 +127,22 @@ local function shard_of(c, operands)
     }
 end
 
+-- Seconds of the kernel that adds what an exchange brought: as many parts as ranks, and the sum.
+local function adding(bytes, ranks) return cost.moving(bytes * (ranks + 1.0) / ranks) end
+
+-- Predicted seconds of a collective as a model runs it: a reduce_scatter is an exchange and our sum.
+local function seconds_of(item, ranks)
+    local sums = item.op == "reduce_scatter"
+    local seconds = step.collective(sums and "all_to_all" or item.op, item.bytes, ranks)
+    return seconds and seconds + (sums and adding(item.bytes, ranks) or 0.0)
+end
+
 -- The collectives of one step with the layers' names and predicted seconds; nil for one rank.
 local function collectives_of(model, format)
     local list = shard.collectives(model, format)
     for _, item in ipairs(list) do
         for at, index in ipairs(item.layers) do item.layers[at] = model.layers[index].name end
-        local way = item.op ~= "all_gather" and item.dtype or nil
-        local seconds = step.collective(item.op, item.bytes, model.mesh.fsdp, way)
+        local seconds = seconds_of(item, model.mesh.fsdp)
         item.seconds = seconds and cost.rounded(seconds) or format.null
     end
     return #list > 0 and list or nil
@@ -147,7 +156,7 @@ local function timed(layer, record, ranks, format)
         gather = 1.0 * shard.payload(layer, ranks, format),
         reduce = 1.0 * shard.gradient(layer, ranks),
         grads = layer.grad_weight,
-        sum = cost.moving(shard.gradient(layer, ranks) * (ranks + 1.0) / ranks),
+        sum = adding(shard.gradient(layer, ranks), ranks),
         amaxes = shard.amaxes(layer),
         transpose = layer.compute == "bf16" and 0.0
             or cost.moving(2.0 * layer.in_features * layer.out_features),
