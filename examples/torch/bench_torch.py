@@ -3,7 +3,7 @@
 
     python bench_torch.py layers       forward + backward, kernels, memory, host time
     torchrun --nproc-per-node 2 bench_torch.py wire      weight parallel: bytes and time
-    python bench_torch.py losses FP8_1.csv FP8_2.csv BF16_1.csv BF16_2.csv      of train_llama.py runs
+    python bench_torch.py losses FP8_1.csv FP8_2.csv BF16_1.csv BF16_2.csv    of train_llama.py
 
 Prints JSON lines: a header object, then one object a row with bench, case, M, N, K, pass, recipe,
 value, unit, baseline, baseline_name, ratio (> 1: better than the baseline). --append leaves the
@@ -262,7 +262,7 @@ def is_fp8(name):
 
 
 def left_behind(function, shape):
-    """Bytes that a forward leaves for its backward: read from the allocator, or counted on the CPU."""
+    """Bytes that a forward leaves for its backward: read from the allocator; counted on the CPU."""
     x, w, _ = tensors(*shape)
     function(x, w)
     inputs = x * 1  # not a leaf: who keeps it is the layer alone

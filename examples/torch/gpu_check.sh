@@ -3,10 +3,10 @@
 # losses.
 #
 # Without a word: tests and bench, under 3 minutes on one GPU; what needs two runs if there are two.
-# train: 1,000 steps of train_llama.py in every recipe and in bf16, of each of SEEDS. Needs the built
-# libraries (FP8GEN_LIBRARY_DIR, or build/lib) and a python with PyTorch (PYTHON, else python3).
-# Every step has its own time limit, and the next ones run whatever happened. OUT (default:
-# build/torch-check) gets torch.jsonl, the logs, curves. Exit code: the number of steps that failed.
+# train: 1,000 steps of train_llama.py in every recipe and in bf16, of each of SEEDS. Needs the
+# built libraries (FP8GEN_LIBRARY_DIR, or build/lib) and a python with PyTorch (PYTHON, else
+# python3). Every step has its own time limit, and the next ones run whatever happened. OUT
+# (default: build/torch-check) gets torch.jsonl, the logs, curves. Exit code: the number of steps that failed.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)

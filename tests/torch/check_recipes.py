@@ -90,7 +90,8 @@ class Recipes(unittest.TestCase):
         for name in RECIPES:
             x, w, _, _ = inputs(*SHAPE)
             kept = []
-            with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            hooks = torch.autograd.graph.saved_tensors_hooks
+            with hooks(lambda t: kept.append(t) or t, lambda t: t):
                 fp8_linear(x, w, None, State(Recipe(name)))
             saved = kept[0]
             if name == "rowwise_hp_wgrad":

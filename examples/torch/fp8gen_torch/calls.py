@@ -45,6 +45,16 @@ def placed(tensor, cols):
     return tensor, tensor.stride(0)
 
 
+def pattern(shape, dtype, device):
+    """For `like`: one element that looks like a tensor of this shape."""
+    return torch.empty((1,) * len(shape), dtype=dtype, device=device).expand(shape)
+
+
+def like(pattern):
+    """A new contiguous tensor; half of what torch.empty costs the host."""
+    return torch.empty_like(pattern, memory_format=torch.contiguous_format)
+
+
 def _size(struct):
     return ctypes.sizeof(type(struct))
 
@@ -97,6 +107,9 @@ class Plan:
         self.saves_x = self.x_scalings[1] == abi.NO_COPY
         self.workspace_bytes = layer.workspace_bytes(m)
         self.saved_bytes = operand.operand_bytes(m, self.k, abi.TRANSPOSED, self.x_scalings)
+        cuda = self.device.type != "cpu"  # there memory() is torch.empty
+        self._saved = pattern((self.saved_bytes,), torch.uint8, self.device) if cuda else None
+        self._dw = pattern((self.n, self.k), self.grad_weight, self.device)
         self._pools = {}
 
     def _pool(self, code):
@@ -142,10 +155,18 @@ class Plan:
         if status:
             abi.check(status)
 
-    def fprop(self, x, weight, copies, bias, lead, save, at):
-        """(y[*lead, N], saved or None); x[..., K], weight: bytes with `copies`, bias[N] bf16.
+    def new_y(self, lead):
+        return torch.empty((*lead, self.n), dtype=self.output, device=self.device)
 
-        saved: the bytes of x's transposed copy, or x where the recipe has none.
+    def new_dx(self, lead):
+        return torch.empty((*lead, self.k), dtype=self.grad_input, device=self.device)
+
+    def new_dw(self):
+        return like(self._dw)
+
+    def fprop(self, x, weight, copies, bias, y, save, at):
+        """Fills y[..., N]; x[..., K], weight: bytes with `copies`, bias[N] bf16. Returns what backward
+        needs, if `save`: the bytes of x's transposed copy, or x where the recipe has none.
         """
         x, ld = placed(x, self.k)
         saved = None
@@ -153,18 +174,20 @@ class Plan:
             saved, save = matrix(x), False
         pool = self._pool(("fprop", copies, save, bias is None))
         p = pool.pop() if pool else self._fprop(copies, save, bias)
-        y = torch.empty((*lead, self.n), dtype=self.output, device=self.device)
         tensor = p.x
         tensor.data, tensor.ld = x.data_ptr(), ld
         p.y.data, p.weight.data = y.data_ptr(), weight.data_ptr()
         if bias is not None:
             p.bias.data = bias.data_ptr()
         if save:
-            saved = operand.memory(self.saved_bytes, self.device)
+            if self._saved is None:
+                saved = operand.memory(self.saved_bytes, self.device)
+            else:
+                saved = like(self._saved)
             p.saved.data = saved.data_ptr()
         self._run(_runtime.fp8_layer_fprop, p, at)
         pool.append(p)
-        return y, saved
+        return saved
 
     def _fprop(self, copies, save, bias):
         return _Prepared(
@@ -176,19 +199,19 @@ class Plan:
             saved=self._empty(self.k, abi.TRANSPOSED) if save else None,
         )
 
-    def backward(self, dy, saved, weight, copies, dw, dbias, lead, at):
-        """dx[*lead, K], or None without a weight; fills dw = (tensor, 1: add to it) and dbias."""
+    def backward(self, dy, saved, weight, dx, dw, dbias, at):
+        """Fills dx[..., K] of weight = (bytes, copies), dw = (tensor, 1: add to it), and dbias; each
+        tensor, and weight with dx, may be None."""
+        weight, copies = weight
         dw, accumulate = dw
         dy, ld = placed(dy, self.n)
-        wants = weight is not None, dw is not None and dw.dtype, dbias is not None
+        wants = dx is not None, dw is not None and dw.dtype, dbias is not None
         pool = self._pool(("backward", copies, wants))
         p = pool.pop() if pool else self._backward(copies, wants)
         p.args.accumulate_dw = accumulate
         tensor = p.dy
         tensor.data, tensor.ld = dy.data_ptr(), ld
-        dx = None
-        if weight is not None:
-            dx = torch.empty((*lead, self.k), dtype=self.grad_input, device=self.device)
+        if dx is not None:
             p.weight.data, p.dx.data = weight.data_ptr(), dx.data_ptr()
         if dw is not None:
             if self.saves_x:
@@ -201,7 +224,6 @@ class Plan:
             p.dbias.data = dbias.data_ptr()
         self._run(_runtime.fp8_layer_backward, p, at, p.grad)
         pool.append(p)
-        return dx
 
     def _backward(self, copies, wants):
         want_dx, dw, want_dbias = wants
@@ -272,8 +294,8 @@ class Plan:
         self._run(_runtime.fp8_layer_wgrad, p, at)
         pool.append(p)
 
-    def dgrad(self, grad, copies, weight, lead, at):
-        """dx[*lead, K] of dy's operand, which has `copies`, and of weight = (bytes, copies)."""
+    def dgrad(self, grad, copies, weight, dx, at):
+        """Fills dx[..., K] of dy's operand, which has `copies`, and of weight = (bytes, copies)."""
         weight, w_copies = weight
         pool = self._pool(("dgrad", copies, w_copies))
         p = (
@@ -286,11 +308,9 @@ class Plan:
                 dx=_tensor(self.m, self.k, self.grad_input),
             )
         )
-        dx = torch.empty((*lead, self.k), dtype=self.grad_input, device=self.device)
         p.grad.data, p.weight.data, p.dx.data = grad.data_ptr(), weight.data_ptr(), dx.data_ptr()
         self._run(_runtime.fp8_layer_dgrad, p, at)
         pool.append(p)
-        return dx
 
 
 def quantize_weight(plan, weight, copies, at, data=None):
@@ -308,7 +328,8 @@ def quantize_weight(plan, weight, copies, at, data=None):
             operand=_operand(0, 0, plan.n, plan.k, copies, plan.w_scalings),
         )
         p.args.role, p.args.copies = abi.ROLE_W, copies
-    p.source.data, p.source.ld, p.operand.data = source.data_ptr(), source.stride(0), data.data_ptr()
+    p.source.data, p.source.ld = source.data_ptr(), source.stride(0)
+    p.operand.data = data.data_ptr()
     plan._run(_runtime.fp8_quantize, p, at)
     pool.append(p)
     return data

@@ -1,8 +1,8 @@
 """The state of delayed scaling for one weight: its x, w and dy, in memory of the runtime's.
 
-Made at the first call of the weight's layer; the passes read scales there and note amaxes, `advance`
-makes history of them once an optimizer step. Saved and loaded as bytes (runtime/fp8_state.h). Must
-not know: autograd, weights, when a step is over.
+Made at the first call of the weight's layer; the passes read scales there and note amaxes,
+`advance` makes history of them once an optimizer step. Saved and loaded as bytes
+(runtime/fp8_state.h). Must not know: autograd, weights, when a step is over.
 """
 
 import ctypes

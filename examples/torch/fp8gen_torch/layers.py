@@ -159,18 +159,17 @@ class Context:
         """The current stream as the runtime takes it; None on the host."""
         return None if self.index == abi.HOST else torch._C._cuda_getCurrentRawStream(self.index)
 
-    def where(self):
-        """(the current stream, whether a graph captures it)"""
+    def at(self, state=None, flags=0):
+        """Where and how a pass runs: (the current stream, whether a graph captures it, the C state of
+        delayed scaling, flags)."""
         if self.index == abi.HOST:
-            return None, False
-        return (
-            torch._C._cuda_getCurrentRawStream(self.index),
-            torch._C._cuda_isCurrentStreamCapturing(),
-        )
+            return None, False, state, flags
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        return stream, torch._C._cuda_isCurrentStreamCapturing(), state, flags
 
     def workspace(self, stream, capturing, size):
-        """(owner, address) of scratch for one call on `stream`; a graph under capture gets memory of
-        its own pool."""
+        """(owner, address) of scratch for one call on `stream`; a graph under capture gets memory
+        of its own pool."""
         if capturing:
             held = torch.empty(size, dtype=torch.uint8, device=self.device)
             return held, held.data_ptr()

@@ -19,57 +19,64 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import abi, operand
+from .calls import like
 from .layers import Recipe
-from .states import State, check, state_of
+from .states import Site, State, check, state_of
 
 # ---- forward and backward of one call ------------------------------------------------------------
 
 
-def _forward(state, plan, x, weight, bias, y_dtype, save, want_dx):
+def _forward(state, site, x, weight, bias, save, want_dx):
     """(y, saved or None); without any gradient wanted it is an evaluation."""
+    plan = site.plan
     at = state.at(plan, save or want_dx)
     want = abi.BOTH if want_dx and state.keep else abi.ROW
     w, copies = state.weight(plan, weight, want, True, at)
     if bias is not None and not (bias.dtype is torch.bfloat16 and bias.is_contiguous()):
         bias = bias.to(torch.bfloat16).contiguous()
-    y, saved = plan.fprop(x, w, copies, bias, x.shape[:-1], save, at)
+    y = like(site.y)
+    saved = plan.fprop(x, w, copies, bias, y, save, at)
+    y_dtype = site.like[1]
     return (y if y.dtype is y_dtype else y.to(y_dtype)), saved
 
 
-def _backward(state, plan, dy, saved, weight, like, want, main_grad):
-    """(dx, dw, dbias), each None if not in `want`; dw is added to main_grad if that is given.
-
-    like: (x's dtype, y's dtype, dw's dtype, ...)
-    """
+def _backward(state, site, dy, saved, weight, want, main_grad):
+    """(dx, dw, dbias), each None if not in `want`; dw is added to main_grad if that is given."""
     want_dx, want_dw, want_dbias = want
-    dw = dbias = w = None
-    copies = add = 0
-    if want_dw and main_grad is not None:
-        dw, add = main_grad, 1
-    elif want_dw:
-        dw = torch.empty((plan.n, plan.k), dtype=plan.grad_weight, device=plan.device)
+    plan = site.plan
+    x_dtype, _, dw_dtype, bias_dtype = site.like
+    dx = dw = dbias = None
+    w, add = (None, 0), 0
+    at = state.at(plan, True)
+    if want_dw:
+        if main_grad is None:
+            dw = plan.new_dw()
+        else:
+            dw, add = main_grad, 1
     if want_dbias:
         dbias = torch.empty(plan.n, dtype=torch.float32, device=plan.device)
-    at = state.at(plan, True)
     if want_dx:
-        w, copies = state.weight(plan, weight, abi.TRANSPOSED, False, at)
-    dx = plan.backward(dy, saved, w, copies, (dw, add), dbias, dy.shape[:-1], at)
-    if dx is not None and dx.dtype is not like[0]:
-        dx = dx.to(like[0])
+        w = state.weight(plan, weight, abi.TRANSPOSED, False, at)
+        dx = like(site.dx)
+    plan.backward(dy, saved, w, dx, (dw, add), dbias, at)
+    if dx is not None and dx.dtype is not x_dtype:
+        dx = dx.to(x_dtype)
     if add:
         dw = None
-    elif dw is not None and dw.dtype is not like[2]:
-        dw = dw.to(like[2])
+    elif dw is not None and dw.dtype is not dw_dtype:
+        dw = dw.to(dw_dtype)
+    if dbias is not None and dbias.dtype is not bias_dtype:
+        dbias = dbias.to(bias_dtype)
     return dx, dw, dbias
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, state, plan, like, main_grad):
+    def forward(ctx, x, weight, bias, state, site, main_grad):
         want_dx, want_dw = ctx.needs_input_grad[:2]
-        y, saved = _forward(state, plan, x, weight, bias, like[1], want_dw, want_dx)
+        y, saved = _forward(state, site, x, weight, bias, want_dw, want_dx)
         ctx.save_for_backward(saved, weight)
-        ctx.call = state, plan, like, main_grad
+        ctx.call = state, site, main_grad
         return y
 
     @staticmethod
@@ -81,14 +88,12 @@ class _Linear(torch.autograd.Function):
 
 def _gradients(ctx, dy):
     saved, weight = ctx.saved_tensors
-    state, plan, like, main_grad = ctx.call
+    state, site, main_grad = ctx.call
     want = ctx.needs_input_grad[:3]
-    dx, dw, dbias = _backward(state, plan, dy, saved, weight, like, want, main_grad)
-    if dbias is not None and dbias.dtype is not like[3]:
-        dbias = dbias.to(like[3])
+    dx, dw, dbias = _backward(state, site, dy, saved, weight, want, main_grad)
     if main_grad is not None:
         weight.grad_added_to_main_grad = True
-    return dx, dw, dbias, None, None, None, None
+    return dx, dw, dbias, None, None, None
 
 
 _once = once_differentiable(_gradients)
@@ -110,11 +115,11 @@ def _linear_op(
     want_dx: bool,
 ) -> Tuple[Tensor, Tensor]:
     state = State.by_number(state)
-    plan = state.plan(x, weight, bias, y_dtype, dw_dtype)
-    y, saved = _forward(state, plan, x, weight, bias, y_dtype, save, want_dx)
+    site = state.site(x, weight, bias, y_dtype, dw_dtype)
+    y, saved = _forward(state, site, x, weight, bias, save, want_dx)
     if saved is None:
         return y, x.new_empty(0, dtype=torch.uint8)
-    return y, saved.clone() if plan.saves_x else saved  # an operator gives nothing it was given
+    return y, saved.clone() if site.plan.saves_x else saved  # it gives nothing that it was given
 
 
 @_linear_op.register_fake
@@ -131,9 +136,12 @@ def _(x, weight, bias, main_grad, state, y_dtype, dw_dtype, save, want_dx):
 
 def _backward_op(dy, saved, weight, main_grad, state, x_dtype, y_dtype, dw_dtype, has_bias, want):
     wants = bool(want & 1), bool(want & 2), bool(want & 4)
-    state, like = State.by_number(state), (x_dtype, y_dtype, dw_dtype, has_bias)
-    plan = state.plan_of(dy.numel() // dy.shape[-1], dy.device, weight.shape, weight.dtype, like)
-    dx, dw, dbias = _backward(state, plan, dy, saved, weight, like, wants, main_grad)
+    state = State.by_number(state)
+    dtypes = x_dtype, y_dtype, dw_dtype, torch.float32 if has_bias else None
+    m = dy.numel() // dy.shape[-1]
+    plan = state.plan_of(m, dy.device, weight.shape, weight.dtype, dtypes)
+    site = Site(plan, dy.shape[:-1], dtypes)
+    dx, dw, dbias = _backward(state, site, dy, saved, weight, wants, main_grad)
     none = dy.new_empty(0)
     return [none.clone() if t is None else t for t in (dx, dw, dbias)]
 
@@ -235,6 +243,7 @@ _linear_op.register_autograd(_op_backward, setup_context=_setup)
 # ---- the function --------------------------------------------------------------------------------
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_any_autocast = torch._C._is_any_autocast_enabled
 
 
 def output_dtype(x):
@@ -256,7 +265,7 @@ def fp8_linear(x, weight, bias=None, state=None):
     """
     if state is None:
         state = state_of(weight)
-    y_dtype = output_dtype(x)
+    y_dtype = output_dtype(x) if _any_autocast() else x.dtype
     main_grad = getattr(weight, "main_grad", None)
     dw_dtype = weight.dtype if main_grad is None else main_grad.dtype
     grad = torch.is_grad_enabled()
@@ -279,13 +288,12 @@ def fp8_linear(x, weight, bias=None, state=None):
             grad and weight.requires_grad,
             grad and x.requires_grad,
         )[0]
-    plan = state.plan(x, weight, bias, y_dtype, dw_dtype)
+    site = state.site(x, weight, bias, y_dtype, dw_dtype)
     if grad and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        like = x.dtype, y_dtype, dw_dtype, None if bias is None else bias.dtype
-        return _Linear.apply(x, weight, bias, state, plan, like, main_grad)
-    return _forward(state, plan, x, weight, bias, y_dtype, False, False)[0]
+        return _Linear.apply(x, weight, bias, state, site, main_grad)
+    return _forward(state, site, x, weight, bias, False, False)[0]
 
 
 class Fp8Linear(torch.nn.Linear):

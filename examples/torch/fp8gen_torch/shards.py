@@ -2,8 +2,8 @@
 
 In: this rank's rows of a weight and the amax of the whole one. Out: rows of uint8, which anybody
 gathers along their first dim; and, of the rows of all ranks, the operand that the passes read: bit
-for bit the one of the unsharded weight. Recipes "current", "delayed" (whose weights take their scale
-from that amax too) and "block".
+for bit the one of the unsharded weight. Recipes "current", "delayed" (whose weights take their
+scale from that amax too) and "block".
 
 On the wire a row is its K bytes. What all ranks know (the scale of a whole tensor) is not sent; the
 scales of 128 x 128 are spread over the rows of their tiles, some bytes behind each row.
@@ -27,7 +27,7 @@ RECIPES = ("current", "delayed", "block")
 def check_recipe(recipe, who):
     if recipe.name not in RECIPES:
         raise RuntimeError(
-            f"{who}: recipe '{recipe.name}' scales the copies of a weight along both of its dims, so "
+            f"{who}: recipe '{recipe.name}' scales the copies of a weight along both of its dims: "
             f"rows alone have no FP8 bytes; gather it in bf16, or take one of {', '.join(RECIPES)}"
         )
 
@@ -86,7 +86,7 @@ class Cut:
         del held
 
     def quantize(self, plan, shard, amax, at):
-        """(header, rows): 256 bytes that all ranks have alike, and uint8 [rows, K + extra] to gather.
+        """(header, rows): 256 bytes alike on all ranks, and uint8 [rows, K + extra] to gather.
 
         amax: of the whole weight, fp32 on the device; None with "block".
         """

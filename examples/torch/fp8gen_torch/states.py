@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import abi
-from .calls import plan_of, quantize_weight
+from .calls import pattern, plan_of, quantize_weight
 from .delayed import History
 from .layers import Key, Recipe, device_index, layer_of
 
@@ -90,6 +90,18 @@ def _seen(tensor):
     return tensor._version, _epoch, tensor.storage_offset(), tensor.stride(), tensor.dtype
 
 
+class Site:
+    """What the calls with one shape and one set of dtypes need: the Plan, the dtypes as State.plan_of
+    takes them, and what y and dx look like."""
+
+    __slots__ = ("plan", "like", "y", "dx")
+
+    def __init__(self, plan, lead, like):
+        self.plan, self.like = plan, like
+        self.y = pattern((*lead, plan.n), plan.output, plan.device)
+        self.dx = pattern((*lead, plan.k), plan.grad_input, plan.device)
+
+
 class State:
     """What fp8_linear keeps for one weight: the recipe and the weight's FP8 copies.
 
@@ -99,9 +111,10 @@ class State:
 
     def __init__(self, recipe=Recipe(), keep=True):
         self.recipe, self.keep = recipe, keep
+        self._is_delayed = recipe.name == "delayed"
         self.number = next(_numbers)
         _states[self.number] = self
-        self._plans = {}
+        self._sites = {}
         self._layers = {}  # by the weight's whole shape, dtype and device
         # (operand's bytes, copies, Identity of the weight they were made from, stream, whether an
         # evaluation made them); one tuple, so that threads see all of it or nothing.
@@ -120,6 +133,10 @@ class State:
 
     def plan(self, x, weight, bias, y_dtype, dw_dtype):
         """The checked Plan of a call."""
+        return self.site(x, weight, bias, y_dtype, dw_dtype).plan
+
+    def site(self, x, weight, bias, y_dtype, dw_dtype):
+        """The Site of a call."""
         short = (
             x.shape,
             x.dtype,
@@ -131,51 +148,48 @@ class State:
             y_dtype,
             dw_dtype,
         )
-        plan = self._plans.get(short)
-        if plan is None:
+        site = self._sites.get(short)
+        if site is None:
             check(x, weight, bias)
-            if len(self._plans) > 1024:
-                self._plans.clear()
-            plan = self._plans[short] = self.plan_of(
-                x.numel() // x.shape[-1],
-                x.device,
-                weight.shape,
-                weight.dtype,
-                (x.dtype, y_dtype, dw_dtype, bias is not None),
-            )
-        return plan
+            if len(self._sites) > 1024:
+                self._sites.clear()
+            like = x.dtype, y_dtype, dw_dtype, None if bias is None else bias.dtype
+            m = x.numel() // x.shape[-1]
+            plan = self.plan_of(m, x.device, weight.shape, weight.dtype, like)
+            site = self._sites[short] = Site(plan, x.shape[:-1], like)
+        return site
 
     def plan_of(self, m, device, shape, w_dtype, like):
-        """The Plan for m tokens; like: (x's dtype, y's dtype, dw's dtype, has bias)."""
+        """The Plan for m tokens; like: (x's dtype, y's dtype, dw's dtype, bias's or None)."""
         x_dtype, y_dtype, dw_dtype, bias = like
+        bias = bias is not None
         dtypes = (d if d in _IO else torch.float32 for d in (w_dtype, y_dtype, x_dtype, dw_dtype))
         layer = layer_of(Key(*shape, bias, *dtypes, self.recipe, device_index(device)), m)
         self._layers[tuple(shape), w_dtype, device] = layer
         return plan_of(layer, m)
 
     def weight_plan(self, shape, weight):
-        """A Plan without tokens for a weight of this shape, of which `weight` is the whole or a part:
-        for what is done to weights alone. Any layer serves; that of an earlier call, if there is."""
+        """A Plan without tokens for a weight of this shape, of which `weight` is the whole or a
+        part: for what is done to weights alone. Any layer serves; an earlier call's if there is."""
         layer = self._layers.get((shape, weight.dtype, weight.device))
         if layer is not None:
             return plan_of(layer, 0)
         main_grad = getattr(weight, "main_grad", None)
         dw_dtype = weight.dtype if main_grad is None else main_grad.dtype
-        like = torch.bfloat16, torch.bfloat16, dw_dtype, False
+        like = torch.bfloat16, torch.bfloat16, dw_dtype, None
         return self.plan_of(0, weight.device, shape, weight.dtype, like)
 
     def at(self, plan, training):
-        """Where and how a pass runs: (stream, whether it is captured, the C state of delayed
-        scaling, flags)."""
-        if self.recipe.name != "delayed":
-            return *plan.context.where(), None, 0
+        """Context.at for a pass of this weight."""
+        if not self._is_delayed:
+            return plan.context.at()
         kept = self.kept_history
         if kept is None or kept.layer is not plan.layer:
             with _quantizing:
                 saved = kept.save() if kept is not None else self._saved_history
                 self.kept_history = kept = History(plan.layer, saved)
                 _delayed[self.number] = self
-        return *plan.context.where(), kept.handle, 0 if training else abi.CALL_EVALUATE
+        return plan.context.at(kept.handle, 0 if training else abi.CALL_EVALUATE)
 
     def save_history(self):
         """The history of recipe "delayed" as a uint8 tensor on the CPU, None if there is none yet;
@@ -189,8 +203,8 @@ class State:
             self.kept_history.load(saved)
 
     def weight(self, plan, weight, copies, forward, at):
-        """(bytes, copies) of the weight's operand, quantised when it has changed; and once more when
-        training meets what an evaluation made, whose amax the history was not told."""
+        """(bytes, copies) of the weight's operand, quantised when it has changed; and once more
+        when training meets what an evaluation made, whose amax the history was not told."""
         if type(weight) not in _PLAIN:
             if hasattr(weight, "fp8_operand"):
                 return weight.fp8_operand(plan, copies, at)

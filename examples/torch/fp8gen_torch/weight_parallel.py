@@ -14,9 +14,9 @@ Backward gathers again, computes wgrad first, starts its reduce-scatter and hide
 
 fp8_gather=True gathers FP8 instead of bf16: the shard is quantised with the amax of the whole
 weight (communicator.amax_hook(amax), one all-reduce(max), or the amax that precompute_amax left;
-recipe "block" needs none), and weight_hook sees uint8 rows: half the bytes on the wire. The gathered
-bytes are those of the unsharded weight, bit for bit. Shards are rows; where N does not divide, they
-are padded with zeros to equal ones, with recipe "block" of a multiple of 128 rows.
+recipe "block" needs none), and weight_hook sees uint8 rows: half the bytes on the wire. The
+gathered bytes are those of the unsharded weight, bit for bit. Shards are rows; where N does not
+divide, they are padded with zeros to equal ones, with recipe "block" of a multiple of 128 rows.
 """
 
 import torch
@@ -132,7 +132,7 @@ def precompute_amax(weights, states, communicator):
     amaxes = torch.empty(len(pairs), dtype=torch.float32, device=pairs[0][0].device)
     for i, (weight, state) in enumerate(pairs):
         plan = state.plan_of_shard(weight)
-        at = *plan.context.where(), None, 0
+        at = plan.context.at()
         shards.cut_of(plan, weight.shape[0]).amax(plan, weight, at, amaxes[i])
     amaxes = communicator.amax_hook(amaxes)
     for (weight, state), amax in zip(pairs, amaxes.unbind()):
@@ -184,7 +184,7 @@ class _WeightParallel(torch.autograd.Function):
             x.dtype,
             y_dtype,
             weight.dtype if main_grad is None else main_grad.dtype,
-            bias is not None,
+            None if bias is None else bias.dtype,
         )
         plan = state.plan_of(x.numel() // k, x.device, (n, k), weight.dtype, like)
         at = state.at(plan, any(ctx.needs_input_grad))
@@ -193,7 +193,8 @@ class _WeightParallel(torch.autograd.Function):
             ctx.bias_dtype = bias.dtype
             bias = communicator.weight_hook(bias.detach(), module=module, is_bias=True)
             bias = bias[:n].to(torch.bfloat16).contiguous()
-        y, saved = plan.fprop(x, *full, bias, x.shape[:-1], save, at)
+        y = plan.new_y(x.shape[:-1])
+        saved = plan.fprop(x, *full, bias, y, save, at)
         y = _hooked(communicator, "output_hook", y.to(y_dtype))
         ctx.save_for_backward(saved, weight)
         ctx.plan, ctx.state, ctx.communicator, ctx.module = plan, state, communicator, module
@@ -211,13 +212,12 @@ class _WeightParallel(torch.autograd.Function):
         if want_dx:
             hooks = communicator, module
             full = _gathered(plan, ctx.state, weight, hooks, abi.TRANSPOSED, at)
-        new = {"device": dy.device}
-        dbias = torch.empty(plan.n, dtype=torch.float32, **new) if want_dbias else None
+        dbias = torch.empty(plan.n, device=dy.device) if want_dbias else None
         copies = (abi.ROW if want_dx else 0) | (abi.TRANSPOSED if want_dw else 0)
         grad = plan.quantize_dy(dy, copies, dbias, at)
         dx = dw = handle = bias_handle = None
         if want_dw:  # first, so that its reduce-scatter runs beside dgrad
-            dw = torch.empty((plan.n, plan.k), dtype=plan.grad_weight, **new)
+            dw = plan.new_dw()
             plan.wgrad(saved, grad, copies, dw, dy, at)
             dw, handle = communicator.grad_hook(dw, async_op=True, module=module)
         if want_dbias:
@@ -225,7 +225,9 @@ class _WeightParallel(torch.autograd.Function):
                 dbias.to(ctx.bias_dtype), async_op=True, module=module, is_bias=True
             )
         if want_dx:
-            dx = plan.dgrad(grad, copies, full, ctx.x_shape[:-1], at).to(ctx.x_dtype)
+            dx = plan.new_dx(ctx.x_shape[:-1])
+            plan.dgrad(grad, copies, full, dx, at)
+            dx = dx.to(ctx.x_dtype)
         _wait(handle)
         _wait(bias_handle)
         if want_dw and ctx.main_grad is not None:
