@@ -100,10 +100,10 @@ static bool remove_costs(json_t *manifest)
     return json_object_del(manifest, "predicted") == 0;
 }
 
-/* "kernels/<name>.<arch>.cubin"; NULL when out of memory. */
+/* "kernels/<unit>.<arch>.cubin"; NULL when out of memory. */
 static const char *cubin_name(struct fp8gen *gen, const struct gen_job *job)
 {
-    return arena_printf(&gen->arena, "%s/%s.%s.cubin", FP8_BUNDLE_KERNEL_DIR, job->kernel->name,
+    return arena_printf(&gen->arena, "%s/%s.%s.cubin", FP8_BUNDLE_KERNEL_DIR, job->kernel->unit,
                         job->arch);
 }
 
@@ -119,20 +119,19 @@ static bool add_cubin(struct fp8gen *gen, json_t *list, const struct gen_job *jo
     return json_array_append_new(list, record) == 0;
 }
 
-/* Jobs are in manifest order, so the records of a kernel are consecutive. */
 static bool add_cubins(struct fp8gen *gen, json_t *manifest, const struct gen_jobs *jobs)
 {
     size_t index;
     json_t *kernel;
-    int32_t next = 0;
     json_array_foreach(json_object_get(manifest, "kernels"), index, kernel)
     {
-        const char *name = json_string_value(json_object_get(kernel, "name"));
+        const char *entry = json_string_value(json_object_get(kernel, "entry"));
         json_t *list = json_array();
         if (json_object_set_new(kernel, "cubins", list) != 0)
             return false;
-        while (next < jobs->count && strcmp(jobs->list[next].kernel->name, name) == 0)
-            if (!add_cubin(gen, list, &jobs->list[next++]))
+        for (int32_t i = 0; i < jobs->count; i++)
+            if (strcmp(jobs->list[i].kernel->entry, entry) == 0 &&
+                !add_cubin(gen, list, &jobs->list[i]))
                 return false;
     }
     return true;

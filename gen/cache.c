@@ -310,7 +310,7 @@ static void compile(const struct gen_store *store, const struct gen_nvrtc *nvrtc
     gen_compile(nvrtc, job);
     int64_t end = now_ms();
     give_slot();
-    gen_log(&store->log, GEN_LOG_INFO, "compiled %s for %s in %lld ms", job->kernel->name,
+    gen_log(&store->log, GEN_LOG_INFO, "compiled %s for %s in %lld ms", job->kernel->unit,
             job->arch, (long long)(end - start));
     save(store, *entry, job);
 }
@@ -341,7 +341,7 @@ void gen_cached_compile(const struct gen_store *store, const struct gen_nvrtc *n
     struct buf key = { 0 };
     bool damaged;
     if (make_key(nvrtc, job, &key)) {
-        struct gen_entry entry = { GEN_KERNELS, job->kernel->name, "", key.data, key.size };
+        struct gen_entry entry = { GEN_KERNELS, job->kernel->unit, "", key.data, key.size };
         gen_hash(key.data, key.size, entry.hash);
         if (!load(store, &entry, job, &damaged))
             make(store, nvrtc, &entry, job);

@@ -113,6 +113,15 @@ static bool exists_for(const struct gen_kernel *kernel, const char *arch)
     return false;
 }
 
+/* Kernels of one entry are one text, compiled for the first of them. */
+static bool is_another(const struct gen_plan *plan, size_t index)
+{
+    for (size_t i = 0; i < index; i++)
+        if (strcmp(plan->kernels[i].entry, plan->kernels[index].entry) == 0)
+            return true;
+    return false;
+}
+
 fp8gen_status gen_make_jobs(struct fp8gen *gen, const struct gen_plan *plan,
                             const char *const *archs, struct gen_jobs *jobs)
 {
@@ -124,6 +133,8 @@ fp8gen_status gen_make_jobs(struct fp8gen *gen, const struct gen_plan *plan,
     if (jobs->list == NULL || sources == NULL)
         return gen_out_of_memory(gen);
     for (size_t i = 0; i < kernel_count && arch_count > 0; i++) {
+        if (is_another(plan, i))
+            continue;
         fp8gen_status status = find_sources(gen, &plan->kernels[i], &sources[i]);
         if (status != FP8GEN_OK)
             return status;
@@ -219,7 +230,7 @@ static void follow(struct work *work, gen_progress progress, void *user)
     for (int32_t told = 0; told < total; told++) {
         while (work->done <= told)
             pthread_cond_wait(&work->changed, &work->lock);
-        const char *name = work->jobs->list[work->order[told]].kernel->name;
+        const char *name = work->jobs->list[work->order[told]].kernel->unit;
         pthread_mutex_unlock(&work->lock);
         if (progress != NULL)
             progress(user, name, told + 1, total);

@@ -72,7 +72,8 @@ struct gen_jobs {
 
 typedef void (*gen_progress)(void *user, const char *kernel, int32_t done, int32_t total);
 
-/* One job for each kernel and each arch that it exists for; archs ends in NULL. */
+/* One job for each text (kernels of one entry share it) and each arch that it exists for; archs ends in
+ * NULL. */
 fp8gen_status gen_make_jobs(struct fp8gen *gen, const struct gen_plan *plan,
                             const char *const *archs, struct gen_jobs *jobs);
 /* Compiles them on `threads` threads (0 = all cores); progress (may be NULL) is called on the caller's

@@ -254,7 +254,7 @@ fp8gen_status gen_check_job(struct fp8gen *gen, const struct gen_job *job, struc
     fp8gen_status status = machine_failure(&reader);
     if (status != FP8GEN_OK)
         return status;
-    reader.note = arena_printf(&gen->arena, "kernel %s for %s, by NVRTC %s%s%s", job->kernel->name,
+    reader.note = arena_printf(&gen->arena, "kernel %s for %s, by NVRTC %s%s%s", job->kernel->unit,
                                job->arch, gen_nvrtc_version(gen->nvrtc),
                                job->kept_at != NULL ? "\nsource and log are in " : "",
                                job->kept_at != NULL ? job->kept_at : "");

@@ -279,6 +279,7 @@ static int expand_body(lua_State *L)
         kernels[i].name = copy_field(L, "name");
         kernels[i].template_name = copy_field(L, "template");
         kernels[i].entry = copy_field(L, "entry");
+        kernels[i].unit = kernels[i].entry + strlen("fp8_");
         kernels[i].body = copy_field(L, "body");
         kernels[i].written = copy_field(L, "written");
         kernels[i].archs = json_object_get(json_array_get(records, (size_t)i), "archs");

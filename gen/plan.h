@@ -13,7 +13,8 @@
 struct gen_kernel {
     const char *name;          /* "amax_bf16" */
     const char *template_name; /* "amax.cu" */
-    const char *entry;         /* "fp8_amax_bf16" */
+    const char *entry;         /* "fp8_amax_bf16"; of several kernels if they share a text */
+    const char *unit;          /* "amax_bf16": of the text, and of what is compiled */
     const char *body;          /* what is compiled, under the template's name */
     const char *written;       /* the same with the provenance block on top */
     const json_t *archs;       /* names of those it exists for; NULL = all. The manifest's */

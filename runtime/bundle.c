@@ -198,6 +198,24 @@ static fp8_status open_cubin(struct fp8_bundle *bundle, struct fp8_kernel *kerne
     return status;
 }
 
+/* The kernel before this one that has the same cubin and entry, NULL if there is none. */
+static const struct fp8_kernel *find_twin(const struct fp8_manifest *manifest, int index,
+                                          const struct fp8_cubin *cubin)
+{
+    const struct fp8_kernel *kernel = &manifest->kernels[index];
+    for (int i = 0; i < index; i++) {
+        const struct fp8_kernel *other = &manifest->kernels[i];
+        for (int j = 0; j < other->cubin_count; j++) {
+            const struct fp8_cubin *its = &other->cubins[j];
+            if (strcmp(its->file, cubin->file) == 0 && strcmp(its->xxh128, cubin->xxh128) == 0 &&
+                its->bytes == cubin->bytes && strcmp(other->entry, kernel->entry) == 0 &&
+                other->shared_bytes == kernel->shared_bytes)
+                return other;
+        }
+    }
+    return NULL;
+}
+
 static fp8_status open_kernels(struct fp8_bundle *bundle)
 {
     const struct fp8_manifest *manifest = &bundle->manifest;
@@ -210,8 +228,13 @@ static fp8_status open_kernels(struct fp8_bundle *bundle)
     for (int i = 0; i < manifest->kernel_count; i++) {
         struct fp8_kernel *kernel = &manifest->kernels[i];
         for (int j = 0; j < kernel->cubin_count; j++) {
-            bool load = arch && strcmp(kernel->cubins[j].arch, arch) == 0;
-            FP8_TRY(open_cubin(bundle, kernel, &kernel->cubins[j], load));
+            const struct fp8_cubin *cubin = &kernel->cubins[j];
+            const struct fp8_kernel *twin = find_twin(manifest, i, cubin);
+            bool load = arch && strcmp(cubin->arch, arch) == 0;
+            if (!twin)
+                FP8_TRY(open_cubin(bundle, kernel, cubin, load));
+            else if (load)
+                FP8_TRY(fp8_kernel_share(bundle->context, kernel, twin));
         }
     }
     return FP8_OK;

@@ -38,7 +38,8 @@
  * kernel record:
  *   name        unique in the bundle, also the file stem ("quantize_bf16_e4m3")
  *   op          the op it implements (FP8_OP_* below)
- *   entry       extern "C" symbol in the cubin
+ *   entry       extern "C" symbol in the cubin. Kernels of one entry are one text: they differ in
+ *               semantics that an argument tells (e5m2), and list the same files
  *   template    "quantize.cu"
  *   parameters  what the template was expanded with (object of scalars; for people and tools)
  *   semantics   { "source_dtype"?, "second_dtype"?, "target_dtype"?, "power_of_two"?,
@@ -262,7 +263,7 @@
  *   fp32 column sums of source rows [128 r, 128 r + 128), columns [0, cols).
  *
  * quantize: amax = max of partials; scale and scale_inv by NUMERICS section 2 with the maximum of
- *   the kernel's format; scales[0], [4], [8] = scale, scale_inv, amax (the rest 0).
+ *   the format, which e5m2 (0: E4M3, 1: E5M2) says as target_dtype does; scales[0], [4], [8] = scale, scale_inv, amax (the rest 0).
  *   row[row_rows][row_ld] and transposed[transposed_rows][transposed_ld] (each may be NULL) receive
  *   cast(source * scale), zero outside rows x cols.
  *   dbias, if not NULL: dbias[j] = (accumulate ? dbias[j] : 0) + sum over r of
@@ -343,21 +344,22 @@
     X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(partials, POINTER)      \
     X(n_partials, INT32) X(scales, POINTER) X(row, POINTER) X(row_ld, INT64) X(row_rows, INT64)    \
     X(transposed, POINTER) X(transposed_ld, INT64) X(transposed_rows, INT64) X(dbias, POINTER)     \
-    X(dbias_partials, POINTER) X(dbias_ld, INT64) X(accumulate, INT32) X(when, POINTER)
+    X(dbias_partials, POINTER) X(dbias_ld, INT64) X(accumulate, INT32) X(when, POINTER)            \
+    X(e5m2, INT32)
 
 #define FP8_OP_ARGS_FUSED(X)                                                                       \
     X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(barrier, POINTER)       \
     X(epoch, INT64) X(partials, POINTER) X(n_partials, INT32) X(scales, POINTER) X(row, POINTER)   \
     X(row_ld, INT64) X(row_rows, INT64) X(transposed, POINTER) X(transposed_ld, INT64)             \
     X(transposed_rows, INT64) X(found_inf, POINTER) X(dbias, POINTER) X(dbias_partials, POINTER)   \
-    X(dbias_ld, INT64) X(accumulate, INT32) X(when, POINTER)
+    X(dbias_ld, INT64) X(accumulate, INT32) X(when, POINTER) X(e5m2, INT32)
 
 #define FP8_OP_ARGS_CAST(X)                                                                        \
     X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(known, POINTER)         \
     X(known_is_amax, INT32) X(fresh, POINTER) X(partials, POINTER) X(n_partials, INT32)            \
     X(scales, POINTER) X(row, POINTER) X(row_ld, INT64) X(row_rows, INT64) X(transposed, POINTER)  \
     X(transposed_ld, INT64) X(transposed_rows, INT64) X(amax, POINTER) X(found_inf, POINTER)       \
-    X(dbias_partials, POINTER) X(dbias_ld, INT64) X(when, POINTER)
+    X(dbias_partials, POINTER) X(dbias_ld, INT64) X(when, POINTER) X(e5m2, INT32)
 
 #define FP8_OP_ARGS_COLUMN_SUMS(X)                                                                 \
     X(partials, POINTER) X(partials_ld, INT64) X(partial_rows, INT64) X(cols, INT64)               \

@@ -1,7 +1,7 @@
 /*
  * gemm_cublaslt.c - a product through cuBLASLt: which algorithm, in place or through the stage.
  *
- * At creation the heuristic is asked once for every way to write the output; its candidates are
+ * At creation the heuristic is asked once for every way to write the output in place; its candidates are
  * kept in its order, behind a measured one where the plan has one for this version of the library.
  * A call tries them until one is accepted and remembers that one; the memory is one atomic per way,
  * so threads need no lock. If all refuse, the heuristic is asked for the exact problem; only then
@@ -15,6 +15,7 @@
  * once. That is also the way of shapes and dtypes to which the library adds no bias, and of scales
  * by row, which the store applies.
  */
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,6 +38,8 @@ struct fp8_lt_range {
     /* [has_bias][unaligned]; staged has no bias, only bf16 has unaligned */
     struct variant variants[WAY_COUNT][2][2];
     char name[96];
+    atomic_bool staged_asked; /* else the first output that needs the stage asks */
+    pthread_mutex_t lock;
 };
 
 /* ---- creation ---- */
@@ -150,7 +153,9 @@ static fp8_status ask(const struct fp8_gemm_plan *plan, int index, struct fp8_lt
         in_place[bias] = ask_way(plan, index, FP8_LT_IN_PLACE, bias, asked);
         (void)ask_way(plan, index, FP8_LT_IN_PLACE_ADD, bias, asked);
     }
-    int staged = ask_way(plan, index, FP8_LT_STAGED, false, asked);
+    bool all_in_place = in_place[0] > 0 && (in_place[1] > 0 || !plan->has_bias);
+    int staged = all_in_place ? 0 : ask_way(plan, index, FP8_LT_STAGED, false, asked);
+    atomic_init(&asked->staged_asked, !all_in_place);
     for (int bias = 0; bias <= plan->has_bias; bias++) {
         if (in_place[bias] + staged == 0)
             return fp8_fail(FP8_ERR_CUBLASLT,
@@ -171,12 +176,34 @@ fp8_status fp8_lt_range_create(const struct fp8_gemm_plan *plan, int range,
     *made = fp8_allocate(sizeof **made);
     if (!*made)
         return fp8_fail_memory("the algorithms of a range", sizeof **made);
+    pthread_mutex_init(&(*made)->lock, NULL);
     return ask(plan, range, *made);
 }
 
 void fp8_lt_range_destroy(struct fp8_lt_range *range)
 {
+    if (range)
+        pthread_mutex_destroy(&range->lock);
     fp8_release(range);
+}
+
+/* Where everything goes in place the stage is rarely wanted, and to ask for it takes as long as for the rest
+ * of a layer. Nothing is loaded or allocated by that. */
+static void ask_staged(const struct fp8_gemm_plan *plan, int range)
+{
+    struct fp8_lt_range *asked = plan->ranges[range].lt;
+    if (atomic_load_explicit(&asked->staged_asked, memory_order_acquire))
+        return;
+    pthread_mutex_lock(&asked->lock);
+    if (!atomic_load_explicit(&asked->staged_asked, memory_order_relaxed)) {
+        struct fp8_uncaptured entered;
+        fp8_status status = fp8_uncaptured_enter(plan->context, NULL, NULL, &entered);
+        (void)ask_way(plan, range, FP8_LT_STAGED, false, asked);
+        if (status == FP8_OK)
+            fp8_uncaptured_leave(plan->context, &entered);
+        atomic_store_explicit(&asked->staged_asked, true, memory_order_release);
+    }
+    pthread_mutex_unlock(&asked->lock);
 }
 
 /* ---- running ---- */
@@ -325,6 +352,7 @@ static fp8_status run_staged(const struct fp8_gemm_plan *plan, const struct fp8_
 {
     int stage = plan->step->gemm->stage;
     int64_t rows = args[FP8_GEMM_rows].i;
+    ask_staged(plan, range);
     fp8_lt_write_staged(&whole, plan, frame->address[stage], frame->ld[stage]);
     int64_t chunk = fp8_lt_chunk(plan, &whole, frame->rows[stage]);
     if (chunk == 0)

@@ -161,6 +161,9 @@ struct fp8_bundle {
 /* Loads the cubin image of a kernel; the context is entered. */
 fp8_status fp8_kernel_load(const struct fp8_context *context, struct fp8_kernel *kernel,
                            const void *image);
+/* The function of a kernel that is loaded and outlives this one. */
+fp8_status fp8_kernel_share(const struct fp8_context *context, struct fp8_kernel *kernel,
+                            const struct fp8_kernel *loaded);
 void fp8_kernel_unload(const struct fp8_context *context, struct fp8_kernel *kernel);
 /* CTAs of a launch that may use `sms` SMs of the context's. */
 int64_t fp8_kernel_grid(const struct fp8_context *context, const struct fp8_kernel *kernel,

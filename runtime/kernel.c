@@ -154,6 +154,13 @@ fp8_status fp8_kernel_load(const struct fp8_context *context, struct fp8_kernel 
     return check_parameters(context, kernel);
 }
 
+fp8_status fp8_kernel_share(const struct fp8_context *context, struct fp8_kernel *kernel,
+                            const struct fp8_kernel *loaded)
+{
+    kernel->function = loaded->function;
+    return check_parameters(context, kernel);
+}
+
 void fp8_kernel_unload(const struct fp8_context *context, struct fp8_kernel *kernel)
 {
     if (kernel->module)

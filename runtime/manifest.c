@@ -77,11 +77,61 @@ static fp8_status read_layers(struct fp8_reader *reader, const json_t *root,
     return FP8_OK;
 }
 
-static fp8_status check_digest(const struct fp8_reader *reader, const json_t *root)
+static void hash_text(const char *data, size_t size, char text[33])
+{
+    XXH128_hash_t hash = XXH3_128bits(data, size);
+    snprintf(text, 33, "%016" PRIx64 "%016" PRIx64, hash.high64, hash.low64);
+}
+
+/* Without the white space between its parts; returns the length. */
+static size_t squeeze(const char *text, size_t length, char *out)
+{
+    bool quoted = false;
+    size_t at = 0;
+    for (size_t i = 0; i < length; i++) {
+        const char c = text[i];
+        if (!quoted && (c == ' ' || c == '\n' || c == '\r' || c == '\t'))
+            continue;
+        out[at++] = c;
+        if (quoted && c == '\\' && i + 1 < length)
+            out[at++] = text[++i];
+        else if (c == '"')
+            quoted = !quoted;
+    }
+    return at;
+}
+
+/* Whether the digest is that of the text as it stands: so the generator writes it, and to make the compact
+ * form anew takes as long as half of the parsing. */
+static fp8_status compare_text(const char *text, size_t length, const char *digest, bool *same)
+{
+    char member[64], found[33];
+    int size = snprintf(member, sizeof member, "\"digest\":\"%.32s\",", digest);
+    char *compact = fp8_allocate(length + 1);
+    if (!compact)
+        return fp8_fail_memory("the digest of a manifest", length + 1);
+    size_t rest = squeeze(text, length, compact);
+    char *at = memmem(compact, rest, member, (size_t)size);
+    if (at) {
+        rest -= (size_t)size;
+        memmove(at, at + size, rest - (size_t)(at - compact));
+        hash_text(compact, rest, found);
+    }
+    fp8_release(compact);
+    *same = at && strcmp(found, digest) == 0;
+    return FP8_OK;
+}
+
+static fp8_status check_digest(const struct fp8_reader *reader, const json_t *root,
+                               const char *manifest, size_t length)
 {
     const char *digest = json_string_value(json_object_get(root, "digest"));
     if (!digest)
         return fp8_read_bad(reader, "'digest' is missing");
+    bool same;
+    FP8_TRY(compare_text(manifest, length, digest, &same));
+    if (same)
+        return FP8_OK;
     json_t *rest = json_copy((json_t *)root);
     if (!rest)
         return fp8_fail_memory("the digest of a manifest", 0);
@@ -91,18 +141,17 @@ static fp8_status check_digest(const struct fp8_reader *reader, const json_t *ro
     json_decref(rest);
     if (!compact)
         return fp8_fail_memory("the digest of a manifest", 0);
-    XXH128_hash_t hash = XXH3_128bits(compact, strlen(compact));
-    free(compact);
     char text[33];
-    snprintf(text, sizeof text, "%016" PRIx64 "%016" PRIx64, hash.high64, hash.low64);
+    hash_text(compact, strlen(compact), text);
+    free(compact);
     if (strcmp(text, digest) != 0)
         return fp8_read_bad(reader, "the manifest was altered: its digest is %s, it says %.40s",
                             text, digest);
     return FP8_OK;
 }
 
-static fp8_status read_header(struct fp8_reader *reader, const json_t *root,
-                              struct fp8_manifest *manifest)
+static fp8_status read_header(struct fp8_reader *reader, const json_t *root, const char *whole,
+                              size_t length, struct fp8_manifest *manifest)
 {
     static const char *const keys[] = { "format",    "format_version", "generator", "model",
                                         "spec_hash", "tuning_hash",    "mesh",      "rank",
@@ -120,7 +169,7 @@ static fp8_status read_header(struct fp8_reader *reader, const json_t *root,
         return fp8_read_bad(
             reader, "the bundle has format version %lld, this libfp8 (%s) reads version %d",
             (long long)json_integer_value(version), fp8_version(), FP8_BUNDLE_FORMAT_VERSION);
-    FP8_TRY(check_digest(reader, root));
+    FP8_TRY(check_digest(reader, root, whole, length));
     FP8_TRY(fp8_read_keys(reader, root, keys));
     const char *text;
     FP8_TRY(fp8_read_string(reader, root, "generator", &text));
@@ -146,7 +195,7 @@ fp8_status fp8_manifest_parse(const char *path, const char *text, size_t length,
         return fp8_read_bad(&reader, "no valid JSON at line %d, column %d (%s)", error.line,
                             error.column, error.text);
     }
-    fp8_status status = read_header(&reader, root, manifest);
+    fp8_status status = read_header(&reader, root, text, length, manifest);
     if (status == FP8_OK)
         status = read_archs(&reader, root, manifest);
     if (status == FP8_OK)

@@ -203,6 +203,21 @@ static fp8_status read_gemm(struct fp8_reader *reader, const struct fp8_manifest
     return fp8_manifest_dispatch(reader, manifest, plan, record, step);
 }
 
+/* Kernels of both formats are told which: the argument says what the record says. */
+static fp8_status check_format(struct fp8_reader *reader, const struct fp8_step *step)
+{
+    const int index = fp8_op_arg(step->op, "e5m2");
+    if (index < 0)
+        return FP8_OK;
+    const struct fp8_source *source = &step->args[index];
+    const int64_t wanted = step->kernel->semantics.target_dtype == FP8_DTYPE_E5M2;
+    if (source->kind == FP8_FROM_LITERAL && source->literal == wanted)
+        return FP8_OK;
+    return fp8_read_bad(reader, "argument 'e5m2' is not %lld, but kernel '%.100s' makes %s",
+                        (long long)wanted, step->kernel->name,
+                        fp8_dtype_name(step->kernel->semantics.target_dtype));
+}
+
 /* The fused step that may stand for this amax and the quantize after it. */
 static fp8_status read_alternative(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                                    const struct fp8_layer_plan *plan, struct fp8_pass_plan *pass,
@@ -223,6 +238,7 @@ static fp8_status read_alternative(struct fp8_reader *reader, const struct fp8_m
     FP8_TRY(read_args(reader, plan, pass, object, &made->step));
     FP8_TRY(fp8_manifest_kernel_named(reader, manifest, object, "kernel", FP8_OP_FUSED,
                                       &made->step.kernel));
+    FP8_TRY(check_format(reader, &made->step));
     made->step.semantics = made->step.kernel->semantics;
     step->alternative = made;
     fp8_read_leave(reader, mark);
@@ -257,6 +273,7 @@ static fp8_status read_step(struct fp8_reader *reader, const struct fp8_manifest
         FP8_TRY(
             fp8_manifest_kernel_named(reader, manifest, record, "kernel", step->op, &step->kernel));
         step->semantics = step->kernel->semantics;
+        FP8_TRY(check_format(reader, step));
         if (json_object_get(record, "alternative"))
             FP8_TRY(read_alternative(reader, manifest, plan, pass, record, step));
     }

@@ -214,6 +214,7 @@ static fp8_status cast(const fp8_layer *layer, const fp8_call *call, const float
     values[FP8_CAST_cols].i = from->cols;
     values[FP8_CAST_known].p = (void *)(uintptr_t)amax;
     values[FP8_CAST_known_is_amax].i = 1;
+    values[FP8_CAST_e5m2].i = step->kernel->semantics.target_dtype == FP8_DTYPE_E5M2;
     values[FP8_CAST_scales].p = to->scales;
     values[FP8_CAST_row].p = to->row;
     values[FP8_CAST_row_ld].i = to->row_ld;

@@ -13,7 +13,6 @@
 #include "sums.cuh"
 
 using source_t = $source;
-using format = $format;
 constexpr bool power_of_two = $power_of_two;
 constexpr int margin = $margin;
 constexpr int threads = tile_threads;
@@ -38,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 
            int known_is_amax, const u32 *fresh, const u32 *partials, int n_partials, float *scales,
            u8 *row, i64 row_ld, i64 row_rows, u8 *transposed, i64 transposed_ld,
            i64 transposed_rows, float *amax, u32 *found_inf, float *dbias_partials, i64 dbias_ld,
-           const u32 *when) {
+           const u32 *when, int e5m2) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ u32 slots[threads / 32];
     __shared__ tile_sums sums;
@@ -60,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 
             pair = {given, __fdiv_rn(1.0f, given)};
             if (is_amax) {
                 given = usable_amax(given);
-                pair = scale_from_amax<format, power_of_two, margin>(given);
+                pair = scale_from_amax<power_of_two, margin>(given, e5m2);
             }
             write_scales(scales, pair, is_amax ? given : 0.0f);
         }
@@ -71,10 +70,8 @@ extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 
         if (dbias_partials) put_sums(sums, v, threadIdx.x);
         keep_packed(v);
 #pragma unroll
-        for (int i = 0; i < patch; ++i) {
-            seen.add(v[i]);
-            q[i] = repair8<format>(v[i], cast8<format>(v[i], pair.scale));
-        }
+        for (int i = 0; i < patch; ++i) seen.add(v[i]);
+        cast_rows(q, v, pair.scale, e5m2);
         if (row) store_rows(to, q, top + rg * patch, left + cg * patch);
         __syncthreads(); // the tile has been read: its memory takes the transposed one
         if (dbias_partials)

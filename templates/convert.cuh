@@ -16,9 +16,9 @@ struct scale_pair {
     float scale_inv;
 };
 
-template <class format, bool power_of_two, int margin = 0>
-__device__ __forceinline__ scale_pair scale_from_amax(float amax) {
-    constexpr float maximum = format::max / (1 << margin); // exact
+// maximum: of the format, divided by 2^margin, which is exact.
+template <bool power_of_two>
+__device__ __forceinline__ scale_pair scale_to(float maximum, float amax) {
     float scale = 1.0f;
     if (amax > 0.0f) {
         scale = __fdiv_rn(maximum, amax);
@@ -26,6 +26,15 @@ __device__ __forceinline__ scale_pair scale_from_amax(float amax) {
         if (power_of_two) scale = __uint_as_float(__float_as_uint(scale) & 0xff800000u);
     }
     return {scale, __fdiv_rn(1.0f, scale)};
+}
+template <class format, bool power_of_two>
+__device__ __forceinline__ scale_pair scale_from_amax(float amax) {
+    return scale_to<power_of_two>(format::max, amax);
+}
+// The format as an argument.
+template <bool power_of_two, int margin = 0>
+__device__ __forceinline__ scale_pair scale_from_amax(float amax, bool to_e5m2) {
+    return scale_to<power_of_two>((to_e5m2 ? e5m2::max : e4m3::max) / (1 << margin), amax);
 }
 
 // The 16 words that go with a tensor scaling: scale, its inverse, the amax it was made of (or 0).
@@ -97,6 +106,19 @@ template <class format, class T>
 __device__ __forceinline__ uint2 repair8(const vec8<T> &v, uint2 q) {
     return make_uint2(repair4<format>(q.x, nonfinite_bytes(v, 0)),
                       repair4<format>(q.y, nonfinite_bytes(v, 1)));
+}
+
+// Rows of eight, to a format that is an argument.
+template <class T, int n>
+__device__ __forceinline__ void cast_rows(uint2 (&q)[n], const vec8<T> (&v)[n], float scale,
+                                          bool to_e5m2) {
+    if (to_e5m2) {
+#pragma unroll
+        for (int i = 0; i < n; ++i) q[i] = repair8<e5m2>(v[i], cast8<e5m2>(v[i], scale));
+    } else {
+#pragma unroll
+        for (int i = 0; i < n; ++i) q[i] = repair8<e4m3>(v[i], cast8<e4m3>(v[i], scale));
+    }
 }
 
 // Eight consecutive scales from shared memory.

@@ -12,7 +12,6 @@
 #include "sums.cuh"
 
 using source_t = $source;
-using format = $format;
 constexpr bool power_of_two = $power_of_two;
 constexpr u32 held = $held;
 constexpr bool may_use_registers = sizeof(source_t) == 2;
@@ -31,6 +30,7 @@ struct team {
     int thread, rg, cg, number;
     u32 first, step, count; // its tiles, in row-major order
     bool in_registers;      // whether it keeps one there
+    bool to_e5m2;
 
     __device__ __forceinline__ void sync() const { named_barrier(1 + number, tile_threads); }
     __device__ __forceinline__ tile_place at(u32 k) const {
@@ -69,8 +69,7 @@ __device__ __forceinline__ void leave(const team &t, const vec8<source_t> (&v)[p
                                       u32 k) {
     tile_place p = t.at(k);
     uint2 q[patch];
-#pragma unroll
-    for (int i = 0; i < patch; ++i) q[i] = repair8<format>(v[i], cast8<format>(v[i], scale));
+    cast_rows(q, v, scale, t.to_e5m2);
     if (t.to.row) store_rows(t.to, q, p.top() + t.rg * patch, p.left() + t.cg * patch);
     if (!t.to.transposed) return;
     put_transposed(t.turned, q, t.rg, t.cg);
@@ -132,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, u64 *barrier, u64 epoch,
            u32 *partials, int n_partials, float *scales, u8 *row, i64 row_ld, i64 row_rows,
            u8 *transposed, i64 transposed_ld, i64 transposed_rows, u32 *found_inf, float *dbias,
-           float *dbias_partials, i64 dbias_ld, int accumulate, const u32 *when) {
+           float *dbias_partials, i64 dbias_ld, int accumulate, const u32 *when, int e5m2) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ u32 slots[threads / 32];
     if (!start_kernel(when)) return;
@@ -148,6 +147,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     u32 tiles = u32(ceil_div(rows, tile) * ceil_div(cols, tile));
     t.first = blockIdx.x + t.number * gridDim.x, t.step = teams * gridDim.x;
     t.count = t.first < tiles ? (tiles - t.first + t.step - 1) / t.step : 0;
+    t.to_e5m2 = e5m2;
     t.in_registers = may_use_registers && t.count > held;
 
     amax_of<source_t> amax;
@@ -162,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     }
     meet_grid<threads>(barrier, epoch);
     float largest = largest_partial<threads>(partials, gridDim.x, slots);
-    scale_pair pair = scale_from_amax<format, power_of_two>(largest);
+    scale_pair pair = scale_from_amax<power_of_two>(largest, e5m2);
     write_scales(scales, pair, largest);
 
     way_out(t, kept, pair.scale);

@@ -11,7 +11,6 @@
 #include "sums.cuh"
 
 using source_t = $source;
-using format = $format;
 constexpr bool power_of_two = $power_of_two;
 constexpr int threads = tile_threads;
 
@@ -19,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 
     $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, const u32 *partials,
            int n_partials, float *scales, u8 *row, i64 row_ld, i64 row_rows, u8 *transposed,
            i64 transposed_ld, i64 transposed_rows, float *dbias, const float *dbias_partials,
-           i64 dbias_ld, int accumulate, const u32 *when) {
+           i64 dbias_ld, int accumulate, const u32 *when, int e5m2) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ u32 slots[threads / 32];
     if (!start_kernel(when)) return;
@@ -34,16 +33,14 @@ extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 
         in.fetch(here);
         if (first) { // while the tile comes
             float amax = largest_partial<threads>(partials, n_partials, slots);
-            pair = scale_from_amax<format, power_of_two>(amax);
+            pair = scale_from_amax<power_of_two>(amax, e5m2);
             write_scales(scales, pair, amax);
         }
         i64 top = here.top(), left = here.left();
         vec8<source_t> v[patch];
         uint2 q[patch];
         in.take(v);
-#pragma unroll
-        for (int i = 0; i < patch; ++i)
-            q[i] = repair8<format>(v[i], cast8<format>(v[i], pair.scale));
+        cast_rows(q, v, pair.scale, e5m2);
         if (row) store_rows(to, q, top + rg * patch, left + cg * patch);
         __syncthreads(); // the tile has been read: its memory takes the transposed one
         if (transposed) {

@@ -30,6 +30,15 @@ local function cast_name(beginning)
     end
 end
 
+-- One text serves both formats where the format is an argument: half the compilations.
+local function unit_name(beginning)
+    return function(s) return name_of(beginning, s.source_dtype, s.power_of_two and "pow2" or "") end
+end
+
+local function unit_parameters(s)
+    return { source = s.source_dtype, power_of_two = s.power_of_two }
+end
+
 local function cast_parameters(s)
     return {
         source = s.source_dtype,
@@ -120,7 +129,8 @@ local kernel_kinds = {
         op = "quantize",
         template = "quantize.cu",
         name = cast_name "quantize",
-        parameters = cast_parameters,
+        unit = unit_name "quantize",
+        parameters = unit_parameters,
         shared_bytes = tile_bytes,
         grid = tiles(TILE, TILE, 3),
     },
@@ -130,8 +140,11 @@ local kernel_kinds = {
         name = function(s)
             return name_of(cast_name "cast" (s), s.margin and "margin" .. s.margin or "")
         end,
+        unit = function(s)
+            return name_of(unit_name "cast" (s), s.margin and "margin" .. s.margin or "")
+        end,
         parameters = function(s)
-            local parameters = cast_parameters(s)
+            local parameters = unit_parameters(s)
             parameters.margin = s.margin or 0
             return parameters
         end,
@@ -142,8 +155,9 @@ local kernel_kinds = {
         op = "fused",
         template = "fused.cu",
         name = cast_name "fused",
+        unit = unit_name "fused",
         parameters = function(s)
-            local parameters = cast_parameters(s)
+            local parameters = unit_parameters(s)
             parameters.held = M.fused_held(s)
             return parameters
         end,
@@ -258,6 +272,7 @@ local function plain_kernel(kind_name, semantics, format)
     for key, value in pairs(kind.grid) do grid[key] = value end
     return {
         name = kind.name(semantics),
+        entry = kind.unit and "fp8_" .. kind.unit(semantics),
         op = kind.op,
         template = kind.template,
         parameters = kind.parameters(semantics),
@@ -277,7 +292,7 @@ function M.set(format)
     local list, by_name = {}, {}
     local function add(kernel)
         if not by_name[kernel.name] then
-            kernel.entry = "fp8_" .. kernel.name
+            kernel.entry = kernel.entry or "fp8_" .. kernel.name
             kernel.parameters.entry = kernel.entry
             by_name[kernel.name] = kernel
             list[#list + 1] = kernel

@@ -93,6 +93,9 @@ local function amax_step(c, o, reason, when)
     }
 end
 
+-- The format as an argument.
+local function is_e5m2(c, o) return c.formats[o.name] == "e5m2" and 1 or 0 end
+
 -- wanted: the copies that this step makes.
 local function quantize_step(c, o, wanted, reason)
     return {
@@ -105,6 +108,7 @@ local function quantize_step(c, o, wanted, reason)
                 scales = o.name .. "_scales",
                 dbias = o.dbias and "dbias" or c.null,
                 accumulate = o.dbias and "accumulate" or 0,
+                e5m2 = is_e5m2(c, o),
             }),
         reason = reason,
     }
@@ -126,6 +130,7 @@ local function fused_alternative(c, o, wanted)
                 found_inf = "found_inf",
                 dbias = o.dbias and "dbias" or c.null,
                 accumulate = o.dbias and "accumulate" or 0,
+                e5m2 = is_e5m2(c, o),
             }),
     }
 end
@@ -145,6 +150,7 @@ local function cast_step(c, o, known, reason)
             scales = o.name .. "_scales",
             amax = known.amax or c.null,
             found_inf = "found_inf",
+            e5m2 = is_e5m2(c, o),
         }),
         reason = reason,
     }

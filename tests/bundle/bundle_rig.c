@@ -458,19 +458,21 @@ static void execute_launch(const char *entry, unsigned grid, unsigned block, voi
     while (strcmp(op_table[op].name, name) != 0)
         op++;
     const bool is_gemm = strcmp(name, "gemm") == 0;
-    const fp8_semantics how = { .source_dtype = dtype_of(kernel, "source_dtype"),
-                                .second_dtype = dtype_of(kernel, "second_dtype"),
-                                .target_dtype = dtype_of(kernel, "target_dtype"),
-                                .scaling = scaling_named(kernel, is_gemm ? "a_scaling" : "scaling"),
-                                .second_scaling = scaling_named(kernel, "b_scaling"),
-                                .power_of_two = flag_of(kernel, "power_of_two"),
-                                .margin = margin_of(kernel),
-                                .accumulate = flag_of(kernel, "accumulate") };
+    fp8_semantics how = { .source_dtype = dtype_of(kernel, "source_dtype"),
+                          .second_dtype = dtype_of(kernel, "second_dtype"),
+                          .target_dtype = dtype_of(kernel, "target_dtype"),
+                          .scaling = scaling_named(kernel, is_gemm ? "a_scaling" : "scaling"),
+                          .second_scaling = scaling_named(kernel, "b_scaling"),
+                          .power_of_two = flag_of(kernel, "power_of_two"),
+                          .margin = margin_of(kernel),
+                          .accumulate = flag_of(kernel, "accumulate") };
     fp8_value values[FP8_OP_MAX_ARGS] = { { 0 } };
     struct maps maps = { 0 };
     unpack(kernel, op, parameters, values, &maps);
     if (op == FP8_OP_GEMM)
         read_maps(&maps, &how, values);
+    if (fp8_op_arg(op, "e5m2") >= 0) /* kernels of both formats have one entry */
+        how.target_dtype = values[fp8_op_arg(op, "e5m2")].i ? FP8_DTYPE_E5M2 : FP8_DTYPE_E4M3;
     assert_int_equal(fp8_host_run(NULL, (enum fp8_op)op, &how, values), FP8_OK);
 }
 

@@ -91,7 +91,7 @@ static void check_cubin(const char *bundle, const json_t *kernel, const json_t *
     const char *file = json_string_value(json_object_get(record, "file"));
     size_t size;
     snprintf(wanted, sizeof(wanted), "kernels/%s.%s.cubin",
-             json_string_value(json_object_get(kernel, "name")), arch);
+             json_string_value(json_object_get(kernel, "entry")) + strlen("fp8_"), arch);
     assert_string_equal(file, wanted);
     snprintf(path, sizeof(path), "%s/%s/%s", folder, bundle, file);
     char *data = rig_read(path, &size);

@@ -15,25 +15,22 @@ extern "C" __global__ void fp8_amax_bf16(const source_t *p) {
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     fused_bf16_e4m3_pow2
 //   used by:    up
-//   parameters: entry = "fp8_fused_bf16_e4m3_pow2"
-//               format = "e4m3"
+//   parameters: entry = "fp8_fused_bf16_pow2"
 //               held = 3
 //               power_of_two = true
 //               source = "bf16"
 #line 1 "fused.cu"
 // fused.cu of the golden files: substitutions only.
 using source_t = bf16;
-using format = e4m3;
 constexpr bool power_of_two = true;
 constexpr int held = 3;
-extern "C" __global__ void fp8_fused_bf16_e4m3_pow2(const source_t *source) {}
+extern "C" __global__ void fp8_fused_bf16_pow2(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     quantize_bf16_e4m3_pow2
 //   used by:    up
-//   parameters: entry = "fp8_quantize_bf16_e4m3_pow2"
-//               format = "e4m3"
+//   parameters: entry = "fp8_quantize_bf16_pow2"
 //               power_of_two = true
 //               source = "bf16"
 #line 1 "quantize.cu"
@@ -47,7 +44,7 @@ constexpr bool power_of_two = true;
     floor_power( \
         x)
 #line 13 "quantize.cu"
-extern "C" __global__ void fp8_quantize_bf16_e4m3_pow2() {}
+extern "C" __global__ void fp8_quantize_bf16_pow2() {}
 
 // Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
@@ -129,39 +126,36 @@ extern "C" __global__ void fp8_amax_fp32(const source_t *p) {
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     fused_fp32_e4m3_pow2
 //   used by:    up
-//   parameters: entry = "fp8_fused_fp32_e4m3_pow2"
-//               format = "e4m3"
+//   parameters: entry = "fp8_fused_fp32_pow2"
 //               held = 1
 //               power_of_two = true
 //               source = "fp32"
 #line 1 "fused.cu"
 // fused.cu of the golden files: substitutions only.
 using source_t = fp32;
-using format = e4m3;
 constexpr bool power_of_two = true;
 constexpr int held = 1;
-extern "C" __global__ void fp8_fused_fp32_e4m3_pow2(const source_t *source) {}
+extern "C" __global__ void fp8_fused_fp32_pow2(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     quantize_fp32_e4m3_pow2
 //   used by:    up
-//   parameters: entry = "fp8_quantize_fp32_e4m3_pow2"
-//               format = "e4m3"
+//   parameters: entry = "fp8_quantize_fp32_pow2"
 //               power_of_two = true
 //               source = "fp32"
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = fp32;
 #line 4 "quantize.cu"
-constexpr float limit = 0x1.cp+8, half = 0x1.cp+7, tenth = 0x1.999999999999ap-4;
+constexpr float limit = 0x1.cp+15, half = 0x1.cp+14, tenth = 0x1.999999999999ap-4;
 constexpr bool power_of_two = true;
 #line 7 "quantize.cu"
 #define ROUND(x) \
     floor_power( \
         x)
 #line 13 "quantize.cu"
-extern "C" __global__ void fp8_quantize_fp32_e4m3_pow2() {}
+extern "C" __global__ void fp8_quantize_fp32_pow2() {}
 
 // Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
@@ -331,33 +325,29 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_pp128x128c1s5o4g8(fp32 *out, 
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     cast_bf16_e4m3_pow2
 //   used by:   
-//   parameters: entry = "fp8_cast_bf16_e4m3_pow2"
-//               format = "e4m3"
+//   parameters: entry = "fp8_cast_bf16_pow2"
 //               margin = 0
 //               power_of_two = true
 //               source = "bf16"
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;
-using format = e4m3;
 constexpr bool power_of_two = true;
-extern "C" __global__ void fp8_cast_bf16_e4m3_pow2(const source_t *source) {}
+extern "C" __global__ void fp8_cast_bf16_pow2(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     cast_fp32_e4m3_pow2
 //   used by:   
-//   parameters: entry = "fp8_cast_fp32_e4m3_pow2"
-//               format = "e4m3"
+//   parameters: entry = "fp8_cast_fp32_pow2"
 //               margin = 0
 //               power_of_two = true
 //               source = "fp32"
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = fp32;
-using format = e4m3;
 constexpr bool power_of_two = true;
-extern "C" __global__ void fp8_cast_fp32_e4m3_pow2(const source_t *source) {}
+extern "C" __global__ void fp8_cast_fp32_pow2(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
@@ -388,25 +378,22 @@ extern "C" __global__ void fp8_transpose() {}
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     fused_bf16_e4m3
 //   used by:    down
-//   parameters: entry = "fp8_fused_bf16_e4m3"
-//               format = "e4m3"
+//   parameters: entry = "fp8_fused_bf16"
 //               held = 3
 //               power_of_two = false
 //               source = "bf16"
 #line 1 "fused.cu"
 // fused.cu of the golden files: substitutions only.
 using source_t = bf16;
-using format = e4m3;
 constexpr bool power_of_two = false;
 constexpr int held = 3;
-extern "C" __global__ void fp8_fused_bf16_e4m3(const source_t *source) {}
+extern "C" __global__ void fp8_fused_bf16(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     quantize_bf16_e4m3
 //   used by:    down
-//   parameters: entry = "fp8_quantize_bf16_e4m3"
-//               format = "e4m3"
+//   parameters: entry = "fp8_quantize_bf16"
 //               power_of_two = false
 //               source = "bf16"
 #line 1 "quantize.cu"
@@ -418,7 +405,7 @@ constexpr bool power_of_two = false;
 #line 11 "quantize.cu"
 #define ROUND(x) (x)
 #line 13 "quantize.cu"
-extern "C" __global__ void fp8_quantize_bf16_e4m3() {}
+extern "C" __global__ void fp8_quantize_bf16() {}
 
 // Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
@@ -485,37 +472,34 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8(bf16 *out, con
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     fused_bf16_e5m2
 //   used by:    down
-//   parameters: entry = "fp8_fused_bf16_e5m2"
-//               format = "e5m2"
+//   parameters: entry = "fp8_fused_bf16"
 //               held = 3
 //               power_of_two = false
 //               source = "bf16"
 #line 1 "fused.cu"
 // fused.cu of the golden files: substitutions only.
 using source_t = bf16;
-using format = e5m2;
 constexpr bool power_of_two = false;
 constexpr int held = 3;
-extern "C" __global__ void fp8_fused_bf16_e5m2(const source_t *source) {}
+extern "C" __global__ void fp8_fused_bf16(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     quantize_bf16_e5m2
 //   used by:    down
-//   parameters: entry = "fp8_quantize_bf16_e5m2"
-//               format = "e5m2"
+//   parameters: entry = "fp8_quantize_bf16"
 //               power_of_two = false
 //               source = "bf16"
 #line 1 "quantize.cu"
 // quantize.cu of the golden files: branches and expressions.
 using source_t = bf16;
 #line 4 "quantize.cu"
-constexpr float limit = 0x1.cp+15, half = 0x1.cp+14, tenth = 0x1.999999999999ap-4;
+constexpr float limit = 0x1.cp+8, half = 0x1.cp+7, tenth = 0x1.999999999999ap-4;
 constexpr bool power_of_two = false;
 #line 11 "quantize.cu"
 #define ROUND(x) (x)
 #line 13 "quantize.cu"
-extern "C" __global__ void fp8_quantize_bf16_e5m2() {}
+extern "C" __global__ void fp8_quantize_bf16() {}
 
 // Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
@@ -660,33 +644,29 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co192x128c1s4p1w3g8(bf16 *out
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     cast_bf16_e4m3
 //   used by:   
-//   parameters: entry = "fp8_cast_bf16_e4m3"
-//               format = "e4m3"
+//   parameters: entry = "fp8_cast_bf16"
 //               margin = 0
 //               power_of_two = false
 //               source = "bf16"
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;
-using format = e4m3;
 constexpr bool power_of_two = false;
-extern "C" __global__ void fp8_cast_bf16_e4m3(const source_t *source) {}
+extern "C" __global__ void fp8_cast_bf16(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     cast_bf16_e5m2
 //   used by:   
-//   parameters: entry = "fp8_cast_bf16_e5m2"
-//               format = "e5m2"
+//   parameters: entry = "fp8_cast_bf16"
 //               margin = 0
 //               power_of_two = false
 //               source = "bf16"
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;
-using format = e5m2;
 constexpr bool power_of_two = false;
-extern "C" __global__ void fp8_cast_bf16_e5m2(const source_t *source) {}
+extern "C" __global__ void fp8_cast_bf16(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>

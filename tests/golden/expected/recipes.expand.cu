@@ -198,17 +198,15 @@ extern "C" __global__ void fp8_amax_bf16(const source_t *p) {
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     cast_bf16_e4m3_pow2_margin1
 //   used by:    delayed
-//   parameters: entry = "fp8_cast_bf16_e4m3_pow2_margin1"
-//               format = "e4m3"
+//   parameters: entry = "fp8_cast_bf16_pow2_margin1"
 //               margin = 1
 //               power_of_two = true
 //               source = "bf16"
 #line 1 "cast.cu"
 // cast.cu of the golden files: substitutions only.
 using source_t = bf16;
-using format = e4m3;
 constexpr bool power_of_two = true;
-extern "C" __global__ void fp8_cast_bf16_e4m3_pow2_margin1(const source_t *source) {}
+extern "C" __global__ void fp8_cast_bf16_pow2_margin1(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
@@ -471,25 +469,22 @@ extern "C" __global__ void fp8_quantize_row_bf16_e4m3_pow2(const source_t *sourc
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     fused_bf16_e4m3_pow2
 //   used by:    hp_wgrad
-//   parameters: entry = "fp8_fused_bf16_e4m3_pow2"
-//               format = "e4m3"
+//   parameters: entry = "fp8_fused_bf16_pow2"
 //               held = 3
 //               power_of_two = true
 //               source = "bf16"
 #line 1 "fused.cu"
 // fused.cu of the golden files: substitutions only.
 using source_t = bf16;
-using format = e4m3;
 constexpr bool power_of_two = true;
 constexpr int held = 3;
-extern "C" __global__ void fp8_fused_bf16_e4m3_pow2(const source_t *source) {}
+extern "C" __global__ void fp8_fused_bf16_pow2(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     quantize_bf16_e4m3_pow2
 //   used by:    hp_wgrad
-//   parameters: entry = "fp8_quantize_bf16_e4m3_pow2"
-//               format = "e4m3"
+//   parameters: entry = "fp8_quantize_bf16_pow2"
 //               power_of_two = true
 //               source = "bf16"
 #line 1 "quantize.cu"
@@ -503,7 +498,7 @@ constexpr bool power_of_two = true;
     floor_power( \
         x)
 #line 13 "quantize.cu"
-extern "C" __global__ void fp8_quantize_bf16_e4m3_pow2() {}
+extern "C" __global__ void fp8_quantize_bf16_pow2() {}
 
 // Made by fp8gen 0.1.0 from the template quantize_row.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>

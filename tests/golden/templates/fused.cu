@@ -1,6 +1,5 @@
 // fused.cu of the golden files: substitutions only.
 using source_t = $source;
-using format = $format;
 constexpr bool power_of_two = $power_of_two;
 constexpr int held = $held;
 extern "C" __global__ void $entry(const source_t *source) {}
