@@ -34,14 +34,18 @@ typedef struct fp8_sharding {
     fp8_shard_kind kind;
     int32_t rank;
     int32_t ranks;
-    uint64_t reserved[2];
+    uint32_t
+        transposed; /* 1: shards of rows with one scale a tensor also hold the transposed copy of their
+                          * rows, as those with a scale a row always do */
+    uint32_t reserved0;
+    uint64_t reserved[1];
 } fp8_sharding;
 
 #define FP8_SHARDING_INIT                                                                          \
     {                                                                                              \
-        sizeof(fp8_sharding), FP8_SHARD_ROWS, 0, 1,                                                \
+        sizeof(fp8_sharding), FP8_SHARD_ROWS, 0, 1, 0, 0,                                          \
         {                                                                                          \
-            0, 0                                                                                   \
+            0                                                                                      \
         }                                                                                          \
     }
 
@@ -58,8 +62,9 @@ FP8_API fp8_status fp8_shard_range(const fp8_layer *layer, const fp8_sharding *s
  *     tiles       with scaling of 128 x 128: float32 [chunk / 128][roundup(ceil(K / 128), 4)]
  *     row scales  with a scale a row: float32 [chunk]
  *     data        rows: chunk rows of roundup(K,128) bytes; elements: chunk bytes
- *     transposed  with a scale a row: float32[16] as in an operand; float32 [roundup(K,16)], the scales of the
- *                 columns (not with rowwise_hp_wgrad); roundup(K,16) rows of roundup(chunk,128) bytes
+ *     transposed  with a scale a row, or where the sharding asks for it: float32[16] as in an operand;
+ *                 with rowwise float32 [roundup(K,16)], the scales of the columns; roundup(K,16) rows of
+ *                 roundup(chunk,128) bytes
  * Unused rows and bytes are zero. Gather it as bytes. Recipes: all that quantise w (delayed: the scale comes
  * from the amax given, not from the state). */
 FP8_API fp8_status fp8_shard_bytes(const fp8_layer *layer, const fp8_sharding *sharding,
@@ -248,6 +253,11 @@ typedef struct fp8_model_options {
     uint32_t no_prefetch; /* 1: only fp8_model_gather starts gathers ahead */
     int32_t comm_sms;     /* SMs that dgrad leaves to a reduce-scatter beside it; 0: none */
     fp8_model_reduce reduce_by;
+    uint32_t
+        transposed_shards; /* 1: backward gathers transposed copies that the ranks have made of their
+                                 * rows, where one scale serves both copies; 0: it transposes what was
+                                 * gathered. Twice the memory for shards */
+    uint32_t reserved0;
     const char
         *hash; /* compared over ranks at create, with the layers' shapes and recipes: the bundle's
                           * spec_hash; NULL: none */
@@ -256,7 +266,8 @@ typedef struct fp8_model_options {
 
 #define FP8_MODEL_OPTIONS_INIT                                                                     \
     {                                                                                              \
-        sizeof(fp8_model_options), 0, NULL, NULL, NULL, 0, 0, 0, 0, 0, FP8_REDUCE_AUTO, NULL,      \
+        sizeof(fp8_model_options), 0, NULL, NULL, NULL, 0, 0, 0, 0, 0, FP8_REDUCE_AUTO, 0, 0,      \
+            NULL,                                                                                  \
         {                                                                                          \
             0, 0, 0, 0                                                                             \
         }                                                                                          \

@@ -109,8 +109,8 @@ static fp8_status check_options(const fp8_model_options *options)
 {
     if (!options)
         return fp8_fail(FP8_ERR_ARGUMENT, "model_create: options is NULL");
-    if (options->size != sizeof *options || options->reserved[0] || options->reserved[1] ||
-        options->reserved[2] || options->reserved[3])
+    if (options->size != sizeof *options || options->reserved0 || options->reserved[0] ||
+        options->reserved[1] || options->reserved[2] || options->reserved[3])
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "model_create: options->size is %u, this library's is %zu, and reserved "
                         "words are 0; start from FP8_MODEL_OPTIONS_INIT",
@@ -127,6 +127,7 @@ static fp8_status check_options(const fp8_model_options *options)
     FP8_TRY(fp8_check_flag("model_create", "keep", options->keep));
     FP8_TRY(fp8_check_flag("model_create", "average", options->average));
     FP8_TRY(fp8_check_flag("model_create", "no_prefetch", options->no_prefetch));
+    FP8_TRY(fp8_check_flag("model_create", "transposed_shards", options->transposed_shards));
     if (options->comm_sms < 0)
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "model_create: comm_sms is %d; pass the SMs that dgrad leaves to a "
@@ -170,8 +171,9 @@ static fp8_status describe_weight(const fp8_model *model, const fp8_model_layer 
     fp8_sharding sharding = FP8_SHARDING_INIT;
     sharding.rank = model->rank;
     sharding.ranks = model->ranks;
+    sharding.transposed = model->transposed_shards;
     FP8_TRY(fp8_shard_shape_of("model_create", weight->layer, &sharding, &weight->shard));
-    if (weight->shard.has_rows) {
+    if (weight->shard.is_turned) {
         const struct fp8_shape row = fp8_operand_shape(weight->plan, FP8_ROLE_W, 0, FP8_COPY_ROW);
         const struct fp8_shape turned =
             fp8_operand_shape(weight->plan, FP8_ROLE_W, 0, FP8_COPY_TRANSPOSED);
@@ -190,9 +192,12 @@ static size_t place_in_slot(const fp8_model *model, struct fp8_model_weight *wei
     weight->operand_offset = at;
     size_t rows = weight->shard.data_offset + (size_t)model->ranks * weight->shard.data_bytes +
                   fp8_align_up((size_t)model->ranks * weight->shard.scale_bytes, FP8_PART_ALIGN);
-    size_t bytes = weight->operand_bytes;
+    size_t bytes = weight->operand_bytes,
+           pieces = (size_t)model->ranks * weight->shard.turned_bytes;
     if (!weight->is_hooked && rows > bytes)
         bytes = rows;
+    if (!model->keep && pieces > bytes) /* one of the two is there at a time */
+        bytes = pieces;
     at = align(at + bytes);
     weight->bias_offset = at;
     at = align(at + (size_t)model->ranks * weight->bias_bytes);
@@ -200,8 +205,8 @@ static size_t place_in_slot(const fp8_model *model, struct fp8_model_weight *wei
     at = align(at + (size_t)model->ranks * weight->shard.scale_bytes);
     weight->turned_offset = at;
     at = align(at + weight->turned_bytes);
-    weight->pieces_offset = at;
-    return align(at + (size_t)model->ranks * weight->shard.turned_bytes);
+    weight->pieces_offset = model->keep ? at : weight->operand_offset;
+    return model->keep ? align(at + pieces) : at;
 }
 
 /* Neighbours of one number form a group. */
@@ -323,6 +328,7 @@ static fp8_status plan_model(const fp8_model_options *options, fp8_model **model
     made->ranks = options->comm ? options->comm->ranks : 1;
     made->keep = options->keep;
     made->average = options->average;
+    made->transposed_shards = options->transposed_shards;
     made->prefetch = !options->no_prefetch;
     made->comm_sms = options->comm_sms;
     made->exchanges = exchanges(options);
@@ -383,8 +389,8 @@ static fp8_status agree(const fp8_model *model, const fp8_model_options *options
         mix(&hash, weight->name, strlen(weight->name) + 1);
         mix(&hash, info.recipe, strlen(info.recipe) + 1);
     }
-    const int64_t numbers[] = { model->keep, model->average, model->prefetch, model->slot_count,
-                                model->exchanges };
+    const int64_t numbers[] = { model->keep,       model->average,   model->prefetch,
+                                model->slot_count, model->exchanges, model->transposed_shards };
     mix(&hash, numbers, sizeof numbers);
     snprintf(text, sizeof text, "spec %.64s, %d layers from '%s', hash %016llx",
              options->hash ? options->hash : "(none)", model->weight_count, model->weights[0].name,

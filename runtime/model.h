@@ -84,7 +84,7 @@ struct fp8_model {
     fp8_context *context;
     fp8_comm *comm; /* NULL: hooks only */
     int32_t rank, ranks;
-    bool keep, average, prefetch;
+    bool keep, average, prefetch, transposed_shards;
     bool exchanges;   /* gradients go through all_to_all and a sum, not reduce_scatter */
     int32_t comm_sms; /* that dgrad leaves to a reduce-scatter */
     int weight_count, group_count, slot_count;

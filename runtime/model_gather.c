@@ -21,6 +21,7 @@ static fp8_sharding sharding_of(const fp8_model *model)
     fp8_sharding sharding = FP8_SHARDING_INIT;
     sharding.rank = model->rank;
     sharding.ranks = model->ranks;
+    sharding.transposed = model->transposed_shards;
     return sharding;
 }
 
@@ -274,14 +275,14 @@ static fp8_status prepare_weight(fp8_model *model, int index, uint32_t wanted,
     struct fp8_model_weight *weight = &model->weights[index];
     const struct fp8_model_group *group = &model->groups[weight->group];
     uint8_t *slot = model->slots[group->slot].memory;
-    if (weight->shard.has_rows && wanted == FP8_COPY_TRANSPOSED) {
+    if (weight->shard.is_turned && wanted == FP8_COPY_TRANSPOSED) {
         fp8_operand_fill(&weight->turned, weight->plan, FP8_ROLE_W, 0, wanted, model->version);
         parts[(*count)++] =
             (fp8_gather_part){ weight->shard_memory + weight->shard.turned_offset,
                                slot + weight->pieces_offset, weight->shard.turned_bytes };
         return FP8_OK;
     }
-    if (group->gathered && !weight->shard.has_rows)
+    if (group->gathered && !weight->shard.is_turned)
         return FP8_OK;
     return prepare_rows(model, weight, slot, parts, count);
 }
@@ -328,16 +329,16 @@ static fp8_status finish_weight(fp8_model *model, int index, uint32_t wanted)
     const struct fp8_model_weight *weight = &model->weights[index];
     const struct fp8_model_group *group = &model->groups[weight->group];
     const uint8_t *slot = model->slots[group->slot].memory;
-    if (weight->shard.has_rows && wanted == FP8_COPY_TRANSPOSED)
+    if (weight->shard.is_turned && wanted == FP8_COPY_TRANSPOSED)
         return finish_turned(model, weight, slot);
-    return group->gathered && !weight->shard.has_rows ? FP8_OK : finish_rows(model, weight, slot);
+    return group->gathered && !weight->shard.is_turned ? FP8_OK : finish_rows(model, weight, slot);
 }
 
 /* Whether a weight of the group has copies that are not made from each other. */
-static bool has_rows(const fp8_model *model, const struct fp8_model_group *group)
+static bool is_turned(const fp8_model *model, const struct fp8_model_group *group)
 {
     for (int i = group->first; i < group->first + group->count; i++) {
-        if (model->weights[i].shard.has_rows)
+        if (model->weights[i].shard.is_turned)
             return true;
     }
     return false;
@@ -358,7 +359,7 @@ static fp8_status gather(fp8_model *model, int index, fp8_pass pass)
 {
     struct fp8_model_group *group = &model->groups[index];
     struct fp8_model_slot *slot = &model->slots[group->slot];
-    const uint32_t wanted = pass == FP8_PASS_FPROP ? FP8_COPY_ROW : FP8_COPY_TRANSPOSED;
+    uint32_t wanted = pass == FP8_PASS_FPROP ? FP8_COPY_ROW : FP8_COPY_TRANSPOSED;
     fp8_gather_part parts[PARTS];
     size_t count = 0;
     char label[FP8_COMM_LABEL];
@@ -380,7 +381,9 @@ static fp8_status gather(fp8_model *model, int index, fp8_pass pass)
     fp8_model_end(model, span, model->stream);
     FP8_TRY(fp8_mark_record(model, &group->arrived, model->stream));
     group->state = FP8_GROUP_GATHERED;
-    group->gathered |= has_rows(model, group) ? wanted : (uint32_t)FP8_COPY_BOTH;
+    if (!is_turned(model, group))
+        wanted = FP8_COPY_BOTH;
+    group->gathered = model->keep ? group->gathered | wanted : wanted;
     return FP8_OK;
 }
 
@@ -398,6 +401,14 @@ static fp8_status bring(fp8_model *model, int index, fp8_pass pass, bool needed)
     if (group->slot >= 0 && group->state != FP8_GROUP_AWAY && group->gathered & wanted) {
         group->state = FP8_GROUP_GATHERED; /* wanted again: no gather ahead takes its slot */
         return FP8_OK;
+    }
+    if (group->slot >= 0 && group->readers > 0 && !model->keep) { /* its other copy gives way */
+        if (!needed)
+            return FP8_OK;
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "model: the weight of layer '%s' is held for another pass, and its two "
+                        "copies share a slot; release it first, or set keep",
+                        model->weights[group->first].name);
     }
     FP8_TRY(take_slot(model, index, needed));
     return group->slot >= 0 ? gather(model, index, pass) : FP8_OK;
@@ -534,7 +545,7 @@ fp8_status fp8_model_bias(fp8_model *model, int32_t layer, const fp8_call *call,
 static fp8_status transpose(fp8_model *model, int32_t layer, const fp8_call *call)
 {
     struct fp8_model_weight *weight = &model->weights[layer];
-    if (weight->shard.has_rows || weight->operand.copies & FP8_COPY_TRANSPOSED)
+    if (weight->shard.is_turned || weight->operand.copies & FP8_COPY_TRANSPOSED)
         return FP8_OK;
     fp8_operand both = weight->operand;
     both.copies = FP8_COPY_BOTH;
@@ -560,8 +571,8 @@ fp8_status fp8_model_hold(fp8_model *model, int32_t layer, fp8_pass pass, const 
         FP8_TRY(transpose(model, layer, call));
     group->readers++;
     model->slots[group->slot].last_use = ++model->clock;
-    const bool is_turned = weight->shard.has_rows && pass == FP8_PASS_DGRAD;
-    *operand = is_turned ? &weight->turned : &weight->operand;
+    const bool turned = weight->shard.is_turned && pass == FP8_PASS_DGRAD;
+    *operand = turned ? &weight->turned : &weight->operand;
     return FP8_OK;
 }
 

@@ -42,7 +42,7 @@ static fp8_status check_sharding(const char *call, const fp8_layer *layer,
 {
     if (!layer || !sharding)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is NULL", call, layer ? "sharding" : "layer");
-    if (sharding->size != sizeof *sharding || sharding->reserved[0] || sharding->reserved[1])
+    if (sharding->size != sizeof *sharding || sharding->reserved0 || sharding->reserved[0])
         return fp8_fail(
             FP8_ERR_ARGUMENT,
             "%s: sharding->size is %u, this library's is %zu, and its reserved words are "
@@ -56,6 +56,7 @@ static fp8_status check_sharding(const char *call, const fp8_layer *layer,
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: sharding->rank is %d of %d ranks; it counts from 0",
                         call, sharding->rank, sharding->ranks);
     bool is_tile;
+    FP8_TRY(fp8_check_flag(call, "sharding->transposed", sharding->transposed));
     const bool has_rows = fp8_shard_has_rows(layer->plan);
     if (!has_rows && !find_step(layer, &is_tile)) {
         fp8_layer_info info = { .size = sizeof info };
@@ -66,6 +67,12 @@ static fp8_status check_sharding(const char *call, const fp8_layer *layer,
             "precision and give it through a weight hook",
             call, layer->plan->name, info.recipe, layer->plan->is_bf16 ? " and compute bf16" : "");
     }
+    if (sharding->transposed && sharding->kind == FP8_SHARD_ELEMENTS)
+        return fp8_fail(
+            FP8_ERR_ARGUMENT,
+            "%s: sharding->transposed is 1, but a range of elements of layer '%s' has no "
+            "transposed copy; shard whole rows (FP8_SHARD_ROWS)",
+            call, layer->plan->name);
     if ((has_rows || is_tile) && sharding->kind == FP8_SHARD_ELEMENTS)
         return fp8_fail(FP8_ERR_UNSUPPORTED,
                         "%s: layer '%s' has scales %s, which a range of elements cuts; shard whole "
@@ -101,10 +108,11 @@ fp8_status fp8_shard_shape_of(const char *call, const fp8_layer *layer,
         shape->scales_ld = fp8_round_up(fp8_ceil_div(k, FP8_BLOCK), FP8_PAD_TILE_SCALES);
         shape->scale_bytes = (size_t)(shape->chunk / FP8_BLOCK * shape->scales_ld) * sizeof(float);
     }
-    if (shape->has_rows) {
+    if (shape->has_rows)
         shape->scale_bytes = (size_t)shape->chunk * sizeof(float);
-        fp8_shard_shape_rows(layer, shape);
-    }
+    shape->is_turned = shape->has_rows || (sharding->transposed && !shape->is_tile);
+    if (shape->is_turned)
+        fp8_shard_shape_turned(layer, shape);
     shape->first = fp8_min_i64(sharding->rank * shape->chunk, shape->all);
     shape->count = fp8_min_i64(shape->chunk, shape->all - shape->first);
     shape->data_offset = FP8_PART_ALIGN + fp8_align_up(shape->scale_bytes, FP8_PART_ALIGN);
@@ -198,6 +206,8 @@ struct target {
     float *scales;
     uint8_t *row;
     int64_t row_ld, row_rows;
+    uint8_t *transposed;
+    int64_t transposed_ld, transposed_rows;
     float *amax; /* the running maximum */
     uint32_t *found_inf;
 };
@@ -219,6 +229,9 @@ static fp8_status cast(const fp8_layer *layer, const fp8_call *call, const float
     values[FP8_CAST_row].p = to->row;
     values[FP8_CAST_row_ld].i = to->row_ld;
     values[FP8_CAST_row_rows].i = to->row_rows;
+    values[FP8_CAST_transposed].p = to->transposed;
+    values[FP8_CAST_transposed_ld].i = to->transposed_ld;
+    values[FP8_CAST_transposed_rows].i = to->transposed_rows;
     values[FP8_CAST_amax].p = to->amax;
     values[FP8_CAST_found_inf].p = to->found_inf;
     return fp8_kernel_run(layer->context, step->kernel, values, call->stream,
@@ -339,25 +352,46 @@ static fp8_status run_tiles(const fp8_layer *layer, const fp8_shard_args *args,
                           fp8_sms_of_call(layer->context, args->call.max_sms));
 }
 
+/* The scale before the transposed part too, and what of it the kernel's tiles do not cover. */
+static fp8_status prepare_turned(const fp8_layer *layer, const fp8_shard_args *args,
+                                 const struct fp8_shard_shape *shape, struct target *to)
+{
+    uint8_t *turned = (uint8_t *)args->shard + shape->turned_offset;
+    const int64_t bytes = (int64_t)(shape->turned_bytes - shape->turned_head);
+    to->transposed = turned + shape->turned_head;
+    to->transposed_ld = shape->turned_ld;
+    to->transposed_rows = fp8_round_up(layer->plan->in_features, FP8_PAD_ROWS);
+    if (fp8_round_up(args->count, FP8_BLOCK) >= shape->turned_ld && args->count > 0)
+        return FP8_OK;
+    return fp8_zero_2d(layer->context, to->transposed, bytes, bytes, 1, args->call.stream);
+}
+
 static fp8_status run_quantize(const fp8_layer *layer, const fp8_shard_args *args,
                                const struct fp8_shard_shape *shape)
 {
     size_t end = 0;
-    const struct target to = { .scales = args->shard,
-                               .row = (uint8_t *)args->shard + shape->data_offset };
+    struct target to = { .scales = args->shard,
+                         .row = (uint8_t *)args->shard + shape->data_offset };
     if (shape->is_tile)
         FP8_TRY(run_tiles(layer, args, shape, &end));
     else if (shape->has_rows)
         FP8_TRY(fp8_shard_quantize_rows(layer, args, shape, &end));
-    else
+    else {
+        if (shape->is_turned)
+            FP8_TRY(prepare_turned(layer, args, shape, &to));
         FP8_TRY(cast_shard(layer, args, args->amax, shape, &to, &end));
+    }
     const int64_t rest = (int64_t)(shape->data_bytes - end);
     FP8_TRY(fp8_zero_2d(layer->context, to.row + end, rest, rest, 1, args->call.stream));
     if (shape->is_tile || shape->has_rows)
         return FP8_OK;
     const int64_t gap = FP8_PART_ALIGN - FP8_SCALES_COUNT * (int64_t)sizeof(float);
-    return fp8_zero_2d(layer->context, to.scales + FP8_SCALES_COUNT, gap, gap, 1,
-                       args->call.stream);
+    FP8_TRY(
+        fp8_zero_2d(layer->context, to.scales + FP8_SCALES_COUNT, gap, gap, 1, args->call.stream));
+    if (!shape->is_turned)
+        return FP8_OK;
+    return fp8_copy_bytes(layer->context, (uint8_t *)args->shard + shape->turned_offset,
+                          args->shard, FP8_PART_ALIGN, args->call.stream);
 }
 
 fp8_status fp8_shard_quantize(const fp8_layer *layer, const fp8_shard_args *args)
@@ -454,15 +488,17 @@ static fp8_status spread(const fp8_layer *layer, const uint8_t *from, uint8_t *r
 }
 
 /* Scales of rows, and the transposed part where it is wanted. */
-static fp8_status put_rows(const fp8_layer *layer, const struct fp8_shard_shape *shape,
-                           const fp8_shard_piece *piece, const fp8_operand_view *view,
-                           fp8_stream stream)
+static fp8_status put_turned(const fp8_layer *layer, const struct fp8_shard_shape *shape,
+                             const fp8_shard_piece *piece, const fp8_operand_view *view,
+                             fp8_stream stream)
 {
     const uint8_t *shard = piece->shard;
     const struct fp8_turned_piece turned = { shard + shape->turned_offset, piece->first,
                                              piece->count };
-    FP8_TRY(fp8_copy_bytes(layer->context, view->row_scales + piece->first, shard + FP8_PART_ALIGN,
-                           (size_t)piece->count * sizeof(float), stream));
+    if (shape->has_rows)
+        FP8_TRY(fp8_copy_bytes(layer->context, view->row_scales + piece->first,
+                               shard + FP8_PART_ALIGN, (size_t)piece->count * sizeof(float),
+                               stream));
     if (!view->transposed)
         return FP8_OK;
     return fp8_shard_put_turned(layer->context, shape, &turned, view, layer->plan->in_features,
@@ -486,8 +522,8 @@ static fp8_status put_pieces(const fp8_layer *layer, const fp8_unpack_args *args
         if (!has_scales)
             FP8_TRY(fp8_copy_bytes(context, view->scales, piece->shard, FP8_PART_ALIGN, stream));
         has_scales = true;
-        if (shape->has_rows)
-            FP8_TRY(put_rows(layer, shape, piece, view, stream));
+        if (shape->is_turned)
+            FP8_TRY(put_turned(layer, shape, piece, view, stream));
         if (shape->is_tile)
             FP8_TRY(fp8_copy_bytes(
                 context, view->row_scales + piece->first / FP8_BLOCK * shape->scales_ld,
@@ -503,9 +539,9 @@ static fp8_status put_pieces(const fp8_layer *layer, const fp8_unpack_args *args
     if (shape->has_rows) {
         const int64_t pad = fp8_round_up(n, FP8_PAD_ROW_SCALES) - n;
         FP8_TRY(fp8_fill_words(context, view->row_scales + n, 0, pad, stream));
-        if (view->transposed)
-            FP8_TRY(fp8_shard_pad_turned(context, view, n, k, stream));
     }
+    if (shape->is_turned && view->transposed)
+        FP8_TRY(fp8_shard_pad_turned(context, view, n, k, stream));
     if (shape->kind == FP8_SHARD_ELEMENTS)
         FP8_TRY(fp8_zero_2d(context, view->row + k, view->row_ld, view->row_ld - k, n, stream));
     return fp8_zero_2d(context, view->row + n * view->row_ld, view->row_ld, view->row_ld,
@@ -520,7 +556,7 @@ static fp8_status run_unpack(const fp8_layer *layer, const fp8_unpack_args *args
     FP8_TRY(fp8_operand_parts(filled, &view));
     FP8_TRY(fp8_context_enter(layer->context, &pushed));
     fp8_status status = put_pieces(layer, args, shape, &view);
-    if (status == FP8_OK && filled->copies & FP8_COPY_TRANSPOSED && !shape->has_rows)
+    if (status == FP8_OK && filled->copies & FP8_COPY_TRANSPOSED && !shape->is_turned)
         status = fp8_shard_transpose(layer, filled, &args->call);
     fp8_context_leave(layer->context, pushed);
     return status;

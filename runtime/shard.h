@@ -13,15 +13,16 @@ struct fp8_shard_shape {
     int64_t all;   /* rows or elements of w */
     int64_t chunk; /* of every rank, pads included */
     int64_t first, count;
-    int64_t row_ld;    /* bytes from one row to the next: rows; bytes of a chunk: elements */
-    bool is_tile;      /* scales of 128 x 128 */
-    bool has_rows;     /* a scale a row, and a transposed part; neither: one scale for the tensor */
-    int64_t amaxes;    /* numbers that are reduced over the ranks */
-    int64_t scales_ld; /* of tile scales, in elements */
+    int64_t row_ld;     /* bytes from one row to the next: rows; bytes of a chunk: elements */
+    bool is_tile;       /* scales of 128 x 128 */
+    bool has_rows;      /* a scale a row; neither: one scale for the tensor */
+    bool is_turned;     /* a transposed part beside the rows */
+    int64_t amaxes;     /* numbers that are reduced over the ranks */
+    int64_t scales_ld;  /* of tile scales, in elements */
     size_t scale_bytes; /* of a chunk's scales of tiles or rows */
     size_t data_offset; /* of the FP8 bytes in a shard */
     size_t data_bytes;
-    /* has_rows: [K][chunk] behind its scales, of which the first 256 bytes are as in an operand */
+    /* is_turned: [K][chunk] behind its scales, of which the first 256 bytes are as in an operand */
     size_t turned_offset, turned_head, turned_bytes;
     int64_t turned_ld;
     size_t bytes;
@@ -36,11 +37,11 @@ fp8_status fp8_shard_shape_of(const char *call, const fp8_layer *layer,
 fp8_status fp8_shard_transpose(const fp8_layer *layer, const fp8_operand *operand,
                                const fp8_call *call);
 
-/* ---- scales by row (shard_rows.c); the context is entered ---- */
+/* ---- scales by row, transposed parts (shard_rows.c); the context is entered ---- */
 
 bool fp8_shard_has_rows(const struct fp8_layer_plan *plan);
 /* The numbers of the transposed part and of the amaxes; the chunk is there. */
-void fp8_shard_shape_rows(const fp8_layer *layer, struct fp8_shard_shape *shape);
+void fp8_shard_shape_turned(const fp8_layer *layer, struct fp8_shard_shape *shape);
 /* Of a shard that is not empty. */
 fp8_status fp8_shard_amax_rows(const fp8_layer *layer, const fp8_shard_args *args);
 /* *end: bytes of the rows that are written. */

@@ -5,7 +5,7 @@
  * a column of w (or one for the tensor), over all ranks' rows: its amaxes are left to be reduced. Neither copy
  * can be made from the other, so a shard holds both: rows behind their scales, then [K][rows] behind its
  * scales, laid out like the head of an operand with the transposed copy alone. Which of them is gathered
- * depends on the pass.
+ * depends on the pass. Shards with one scale a tensor can hold both too, if the caller asks for it.
  */
 #include "runtime/host.h"
 #include "runtime/shard.h"
@@ -25,7 +25,7 @@ static bool has_columns(const fp8_layer *layer)
     return layer->plan->scalings[FP8_ROLE_W][FP8_TRANSPOSED_COPY] == FP8_SCALING_ROW;
 }
 
-void fp8_shard_shape_rows(const fp8_layer *layer, struct fp8_shard_shape *shape)
+void fp8_shard_shape_turned(const fp8_layer *layer, struct fp8_shard_shape *shape)
 {
     const int64_t k = layer->plan->in_features, rows = fp8_round_up(k, FP8_PAD_ROWS);
     size_t scales = 0;

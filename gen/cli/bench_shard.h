@@ -13,7 +13,7 @@ enum { SHARD_BENCH_PARTS = 8, SHARD_BENCH_SPANS = 16384 };
 struct shard_bench_values {
     struct cli_list shapes, cases, ranks;
     int64_t rounds, tokens, blocks, mib, comm_sms, slots;
-    bool json;
+    bool json, transposed;
     const char *device, *grad_weight, *reduce, *trace, *source_hash, *template_dir, *tuning, *gemm;
 };
 

@@ -200,6 +200,7 @@ static int open_model(struct step *s)
     wanted.comm = s->r->comm;
     wanted.average = 1;
     wanted.reduce_by = reduce_of(s->r->bench->values->reduce);
+    wanted.transposed_shards = s->r->bench->values->transposed;
     wanted.slots = (int32_t)s->r->bench->values->slots;
     wanted.comm_sms = (int32_t)s->r->bench->values->comm_sms;
     fp8_status status = fp8_model_measure(&wanted, &bytes);
@@ -400,11 +401,11 @@ static void print_rows(struct step *s, const struct shard_bench_item *items)
             .launches = -1,
         };
         json_t *more = json_pack(
-            "{s:o, s:i, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:I, s:s}", "shapes", shapes_of(s),
-            "slots", (int)s->r->bench->values->slots, "reduce",
-            exchanges(s) ? "exchange" : "collective", "comm_sms",
-            (int)s->r->bench->values->comm_sms, "ranks", s->r->rank->ranks, "layers", s->count,
-            "blocks", s->count / s->shape_count, "exposed_ms", 1e3 * (sharded - alone),
+            "{s:o, s:b, s:i, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:I, s:s}", "shapes", shapes_of(s),
+            "transposed_shards", (int)s->r->bench->values->transposed, "slots",
+            (int)s->r->bench->values->slots, "reduce", exchanges(s) ? "exchange" : "collective",
+            "comm_sms", (int)s->r->bench->values->comm_sms, "ranks", s->r->rank->ranks, "layers",
+            s->count, "blocks", s->count / s->shape_count, "exposed_ms", 1e3 * (sharded - alone),
             "times_alone", alone > 0 ? sharded / alone : 0.0, "pool_bytes",
             (json_int_t)s->pool_bytes, "grad_weight", fp8_dtype_name(s->shapes[0].info.dw_dtype));
         struct shard_bench_times times = times_of(s, alone, sharded, i == 1);

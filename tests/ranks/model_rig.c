@@ -414,6 +414,7 @@ static bool make_model(struct run *run)
     if (fp8_model_measure(&options, &bytes) != FP8_ERR_ARGUMENT || !says("reduce_by is 3", NULL))
         return false;
     options.reduce_by = c->reduce_by;
+    options.transposed_shards = c->transposed_shards;
     if (fp8_model_measure(&options, &bytes) != FP8_OK || bytes.pool < bytes.shards + bytes.slots)
         return false;
     return fp8_model_create(&options, &run->model) == FP8_OK;

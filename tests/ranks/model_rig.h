@@ -19,6 +19,7 @@ struct model_case {
     uint32_t keep, average, no_prefetch;
     int32_t slots, comm_sms;
     fp8_model_reduce reduce_by;
+    uint32_t transposed_shards;
     uint32_t group; /* of all layers */
     int with_hooks; /* odd layers get weights and gradients from hooks */
     int give_bias;  /* 1: bias by update; 0: by fprop */

@@ -88,6 +88,7 @@ static void test_model(void **state)
         { "the caller's accumulators", { .tokens = 64, .steps = 1, .caller_dw = 1 } },
         { "sums by collectives",
           { .tokens = 130, .steps = 1, .reduce_by = FP8_REDUCE_COLLECTIVE } },
+        { "transposed shards", { .tokens = 130, .steps = 1, .transposed_shards = 1 } },
         { "sums of an exchange",
           { .tokens = 130, .steps = 1, .average = 1, .reduce_by = FP8_REDUCE_EXCHANGE } },
     };

@@ -111,6 +111,22 @@ static void test_exchange(void **state)
     run(3, c);
 }
 
+/* Transposed copies made by each rank of its rows, gathered and put side by side: the same bits. */
+static void test_transposed_shards(void **state)
+{
+    (void)state;
+    struct model_case c = { .tokens = 9, .steps = 2, .give_bias = 1, .transposed_shards = 1 };
+    for (int32_t ranks = 1; ranks < 6; ranks++)
+        run(ranks, c);
+    c.keep = 1;
+    run(3, c);
+    c.keep = 0;
+    c.group = 1;
+    run(3, c);
+    c.slots = 3;
+    run(2, c);
+}
+
 /* Ranks without tokens still take part in everything. */
 static void test_no_tokens(void **state)
 {
@@ -204,13 +220,21 @@ static void test_repeated_steps(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ranks),          cmocka_unit_test(test_kept),
-        cmocka_unit_test(test_groups),         cmocka_unit_test(test_slots),
-        cmocka_unit_test(test_gathers),        cmocka_unit_test(test_without_prefetch),
-        cmocka_unit_test(test_average),        cmocka_unit_test(test_exchange),
-        cmocka_unit_test(test_no_tokens),      cmocka_unit_test(test_callers_accumulators),
-        cmocka_unit_test(test_scales_by_row),  cmocka_unit_test(test_hooks),
-        cmocka_unit_test(test_hooked_recipes), cmocka_unit_test(test_repeated_steps),
+        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_gathers),
+        cmocka_unit_test(test_without_prefetch),
+        cmocka_unit_test(test_average),
+        cmocka_unit_test(test_exchange),
+        cmocka_unit_test(test_transposed_shards),
+        cmocka_unit_test(test_no_tokens),
+        cmocka_unit_test(test_callers_accumulators),
+        cmocka_unit_test(test_scales_by_row),
+        cmocka_unit_test(test_hooks),
+        cmocka_unit_test(test_hooked_recipes),
+        cmocka_unit_test(test_repeated_steps),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
