@@ -220,6 +220,12 @@ fp8_status fp8_check_filled(const struct fp8_check *check, const char *name, fp8
             scaling_name(operand->transposed_scaling), plan->name,
             fp8_recipe_names[plan->recipe.kind], scaling_name(shape.scalings[FP8_ROW_COPY]),
             scaling_name(shape.scalings[FP8_TRANSPOSED_COPY]));
+    if (operand->copies != shape.copies)
+        return fp8_fail(FP8_ERR_OPERAND,
+                        "%s: %s has %s copy, but of these layer '%s' makes %s copy of %s; fill it "
+                        "with this layer",
+                        call, name, copies_name(operand->copies), plan->name,
+                        copies_name(shape.copies), fp8_role_names[role]);
     return check_operand_memory(call, name, &shape, operand);
 }
 

@@ -387,16 +387,23 @@ static const struct bench_shape standard[] = { { 6144, 4096, 4096, "" },
 static int check_cases(const struct shard_bench_values *values)
 {
     const char *names[CASES];
+    bool steps = values->cases.count == 0;
     for (int i = 0; i < CASES; i++)
         names[i] = cases[i].name;
     for (int i = 0; i < values->cases.count; i++) {
         bool known = false;
+        steps = steps || strcmp(values->cases.items[i], "step") == 0;
         for (int c = 0; c < CASES; c++)
             known = known || strcmp(values->cases.items[i], names[c]) == 0;
         if (known)
             continue;
         cli_error("there is no case '%s'", values->cases.items[i]);
         cli_hint("the cases are collectives, weights and step");
+        return CLI_USAGE;
+    }
+    if (values->trace && !steps) {
+        cli_error("--trace keeps the timeline of case 'step', which these cases leave out");
+        cli_hint("give --case step too");
         return CLI_USAGE;
     }
     return CLI_DONE;

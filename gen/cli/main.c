@@ -153,6 +153,26 @@ static void print_page(const struct cli_command *command)
     cli_print_options(cli_global_options);
 }
 
+/* The pages of all commands whose first word is `word`; false: there are none. */
+static bool print_group(const char *word)
+{
+    bool printed = false;
+    for (int i = 0; i < COMMAND_COUNT; i++) {
+        if (!is_group(commands[i], word))
+            continue;
+        if (printed)
+            printf("\n\n");
+        print_page(commands[i]);
+        printed = true;
+    }
+    return printed;
+}
+
+static bool is_help(const char *word)
+{
+    return strcmp(word, "-h") == 0 || strcmp(word, "--help") == 0;
+}
+
 static int run_help(const void *values, int count, char **operands)
 {
     (void)values;
@@ -166,16 +186,12 @@ static int run_help(const void *values, int count, char **operands)
         print_page(command);
         return CLI_DONE;
     }
-    bool printed = false;
-    for (int i = 0; i < COMMAND_COUNT && count == 1; i++) {
-        if (!is_group(commands[i], operands[0]))
-            continue;
-        if (printed)
-            printf("\n\n");
-        print_page(commands[i]);
-        printed = true;
+    if (command) {
+        cli_error("'help %s' takes no more words, but '%s' was given too", command->name,
+                  operands[words]);
+        return CLI_USAGE;
     }
-    return printed ? CLI_DONE : unknown_command(count, operands);
+    return count == 1 && print_group(operands[0]) ? CLI_DONE : unknown_command(count, operands);
 }
 
 /* ---- running ------------------------------------------------------------------------------------------- */
@@ -244,6 +260,8 @@ int main(int argc, char **argv)
     const struct cli_command *command = find_command(argc - at, argv + at, &words);
     if (command)
         code = run_command(command, argc - at - words, argv + at + words, &globals);
+    else if (argc - at == 2 && is_help(argv[at + 1]) && print_group(argv[at]))
+        code = CLI_DONE;
     else if (at < argc)
         code = globals.help ? run_help(NULL, argc - at, argv + at)
                             : unknown_command(argc - at, argv + at);

@@ -428,7 +428,7 @@ static int run_sharded(const struct values *v, fp8gen *gen, int ranks)
         cli_error("--dump writes what one rank has; it does not go with %d ranks", ranks);
         return CLI_USAGE;
     }
-    int code = cli_read_seconds("--timeout", v->timeout, 120, &wanted.timeout);
+    int code = cli_read_seconds("timeout", v->timeout, 120, &wanted.timeout);
     return code ? code : run_ranks(&wanted, gen);
 }
 

@@ -1,6 +1,7 @@
 /*
  * run_ranks.c - `fp8gen run --fsdp`: opens the ranks, gives them the bundle, prints the report.
  */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,8 +17,19 @@ static json_t *read_plan(fp8gen *gen, int *code)
     return plan;
 }
 
-/* A layer to simulate is there. Those that compute in bf16 share no FP8 bytes: said, and left out. */
-static int check_layers(const json_t *plan, const char *wanted)
+static int check_tokens(const json_t *layer, const char *name, int64_t tokens)
+{
+    int64_t most = json_integer_value(json_object_get(layer, "max_tokens"));
+    if (tokens <= most)
+        return CLI_DONE;
+    cli_error("--tokens %" PRId64 ": layer '%s' is planned for at most %" PRId64 " tokens", tokens,
+              name, most);
+    return CLI_USAGE;
+}
+
+/* A layer to simulate is there, and takes the tokens. Those that compute in bf16 share no FP8 bytes: said,
+ * and left out. */
+static int check_layers(const json_t *plan, const char *wanted, int64_t tokens)
 {
     const char *names[256];
     int count = 0, shared = 0;
@@ -32,6 +44,8 @@ static int check_layers(const json_t *plan, const char *wanted)
         if (here && !shard_is_shared(layer))
             cli_note("layer '%s' computes in bf16: its weight is the caller's, nothing to compare",
                      name);
+        else if (here && check_tokens(layer, name, tokens))
+            return CLI_USAGE;
         if (count < 256)
             names[count++] = name;
     }
@@ -78,7 +92,7 @@ int run_ranks(const struct run_sharded_options *options, fp8gen *gen)
     int code = CLI_DONE;
     json_t *plan = read_plan(gen, &code);
     if (!code)
-        code = check_layers(plan, options->layer);
+        code = check_layers(plan, options->layer, options->tokens);
     if (!code)
         code = cli_ranks_open(options->device, options->ranks, options->timeout, &all);
     if (code)

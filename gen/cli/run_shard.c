@@ -125,11 +125,6 @@ static int open_layer(struct shard_rank *s, const json_t *record, int index)
         status = fp8_layer_describe(l->layer, &l->info);
     if (status)
         return cli_fp8_failed(status, "rank %d, layer '%s'", s->rank->rank, name);
-    if (s->run->tokens > l->info.max_tokens) {
-        cli_error("--tokens %lld: layer '%s' is planned for at most %lld tokens",
-                  (long long)s->run->tokens, name, (long long)l->info.max_tokens);
-        return CLI_USAGE;
-    }
     if (strcmp(l->info.recipe, "delayed") == 0) {
         const fp8_layer *layer = l->layer;
         status = fp8_state_create(&layer, 1, &l->state);

@@ -96,9 +96,10 @@ local function fixed_accumulation(state, record, own, model, layer, refused)
     end
 end
 
--- One rank has no others to share its amaxes with.
+-- One rank has no others to share its amaxes with. A mesh that is not the spec's own may be that small.
 local function lone_amaxes(state, record, own, model, layer)
-    if state.ranks > 1 or layer.compute == "bf16" or layer.recipe.amax_group ~= "fsdp" then return end
+    local may = state.ranks > 1 or state.overrides.fsdp ~= nil
+    if may or layer.compute == "bf16" or layer.recipe.amax_group ~= "fsdp" then return end
     state.report:value(giver(state, record, own, model, "recipe"), "recipe", {
         message = ("layer '%s' shares its amaxes over fsdp, which has one rank"):format(layer.name or "?"),
         hint = "give the model mesh = { fsdp = ... }, or leave amax_group out; other ranks of yours share \z

@@ -66,6 +66,16 @@ for command in check plan expand build run tune "bench gemm" "bench layer" "benc
     expect_out "$page"
 done
 run fp8gen help bench
+pages=$(cat "$out")
+for word in --help -h; do
+    run fp8gen bench $word
+    expect_code 0
+    expect_out "$pages"
+done
+run fp8gen help run more
+expect_code 2
+expect_err_has "'help run' takes no more words, but 'more' was given too"
+run fp8gen help bench
 expect_out_has "usage: fp8gen bench host"
 run fp8gen help nonsense
 expect_code 2

@@ -418,6 +418,11 @@ static void operands_of_another_recipe_are_refused(void **state)
     RIG_OK(fp8_dequantize(layers.layer[BLOCK].handle, &args));
     RIG_REFUSED(FP8_ERR_OPERAND, fp8_dequantize(layers.layer[ROWWISE].handle, &args));
     rig_expect_sentence("is scaled by block");
+    rig_operand_free(&operand);
+    quantize(HP_WGRAD, FP8_ROLE_X, FP8_COPY_ROW, NULL, &operand);
+    operand.op.copies = FP8_COPY_TRANSPOSED; /* which this recipe does not make of x */
+    RIG_REFUSED(FP8_ERR_OPERAND, fp8_dequantize(layers.layer[HP_WGRAD].handle, &args));
+    rig_expect_sentence("makes no copy of x");
     rig_tensor_free(&target);
     rig_operand_free(&operand);
 }

@@ -70,6 +70,9 @@ for ranks in 1 65 two; do
     expect_code 2
     expect_err_has "--ranks is '$ranks'; it must be a whole number from 2 to 64"
 done
+run fp8gen bench shard --case weights --trace step.json
+expect_code 2
+expect_err_has "--trace keeps the timeline of case 'step', which these cases leave out"
 run fp8gen bench shard --case gathers
 expect_code 2
 expect_err_has "no case 'gathers'"
