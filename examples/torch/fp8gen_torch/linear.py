@@ -97,6 +97,8 @@ def _gradients(ctx, dy):
 
 
 _once = once_differentiable(_gradients)
+# _Linear.apply without its look for functorch's wrappers, which costs as much as the call itself.
+_apply = super(torch.autograd.Function, _Linear).apply
 
 
 # ---- operators for what traces -------------------------------------------------------------------
@@ -292,7 +294,8 @@ def fp8_linear(x, weight, bias=None, state=None):
     if grad and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        return _Linear.apply(x, weight, bias, state, site, main_grad)
+        apply = _Linear.apply if torch._C._are_functorch_transforms_active() else _apply
+        return apply(x, weight, bias, state, site, main_grad)
     return _forward(state, site, x, weight, bias, False, False)[0]
 
 
