@@ -22,7 +22,6 @@ constexpr int slices = $slices;    // CTAs of a cluster that share a tile's cont
 constexpr bool swapped = $swapped; // the tile's rows are columns of out: it multiplies b a^T
 constexpr int group = $group;      // rows of clusters in a raster group
 constexpr bool pingpong = $pingpong;
-constexpr int slabs = $slabs; // of a warpgroup, in which its output leaves
 constexpr int partials =
     $partials;             // 0: fast accumulation; 1, 2: split, with that many partial sums
 constexpr int run = $run;  // blocks of K in a partial sum
@@ -106,6 +105,7 @@ __device__ __forceinline__ raster tiles_of(const volatile extents &e) {
 //% if flow == "exchange" then
 #include "exchange.cuh"
 //% else
+constexpr int slabs = $slabs; // of a warpgroup, in which its output leaves
 #include "stream.cuh"
 //% end
 

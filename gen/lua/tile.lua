@@ -138,7 +138,7 @@ function M.fits(c, problem)
     local long = M.run_of(problem.accumulation) > 1
     if problem.scaling == "row" and (c.crowded or long and c.bn > 128) then return false end
     if (c.partials == 0) ~= (problem.accumulation == "fast") then return false end
-    if long and (c.partials > 1 or c.exchange) then return false end
+    if long and (c.partials > 1 or c.exchange or c.consumers > 2) then return false end
     if slab_size(problem) == 4 then return c.wide end
     return c.narrow
 end

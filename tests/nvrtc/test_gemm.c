@@ -177,7 +177,7 @@ static void test_rows_and_intervals(void **state)
         if (i % 2 == 0)
             kernels += compile_narrow(name, partials > 0 ? NARROW("split", "rowwise")
                                                          : NARROW("fast", "rowwise"));
-        if (partials == 1) {
+        if (partials == 1 && json_integer_value(json_object_get(config, "consumers")) == 2) {
             kernels += compile_narrow(name, NARROW("256", "rowwise"));
             kernels += compile_narrow(name, NARROW("512", "current"));
         }
