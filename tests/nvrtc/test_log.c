@@ -116,7 +116,7 @@ static void test_error_after_lua_lines(void **state)
     expect_place(text, "quantize.cu", line + 4,
                  ":23: error: identifier \"not_declared\" is undefined");
     expect_part(text, "constexpr int wrong = not_declared;");
-    expect_part(text, "kernel quantize_bf16_e4m3 for sm_90a, by NVRTC ");
+    expect_part(text, "kernel quantize_bf16 for sm_90a, by NVRTC ");
     /* Both variants of the template fail alike: said once. */
     assert_int_equal(count_parts(text, "not_declared\" is undefined"), 1);
     free(text);
