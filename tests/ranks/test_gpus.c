@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "tests/ranks/graph_rig.h"
+#include "tests/ranks/memory_rig.h"
 #include "tests/ranks/model_rig.h"
 
 static int gpus; /* that take part */
@@ -123,6 +124,21 @@ static void test_graphs(void **state)
         }
         ranks_bundle_drop(bundle);
     }
+}
+
+/* ---- memory ---- */
+
+static void test_memory(void **state)
+{
+    (void)state;
+    char text[sizeof MEMORY_SPEC + 16], bundle[256];
+    snprintf(text, sizeof text, MEMORY_SPEC, 2);
+    ranks_bundle(text, "sm_90a", bundle);
+    struct memory_case c = { .bundle = bundle };
+    pthread_barrier_init(&c.meet, NULL, 2);
+    run_limited("memory", 2, 30, memory_body, &c);
+    pthread_barrier_destroy(&c.meet);
+    ranks_bundle_drop(bundle);
 }
 
 /* ---- gathers: right, and by which way ---- */
@@ -407,9 +423,9 @@ int main(int count, char **arguments)
     if (count > 1) /* tests by name, as cmocka's patterns */
         cmocka_set_test_filter(arguments[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gathers), cmocka_unit_test(test_model),
-        cmocka_unit_test(test_graphs),  cmocka_unit_test(test_two_contexts),
-        cmocka_unit_test(test_absent),
+        cmocka_unit_test(test_gathers),      cmocka_unit_test(test_model),
+        cmocka_unit_test(test_memory),       cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_two_contexts), cmocka_unit_test(test_absent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
