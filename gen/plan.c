@@ -150,8 +150,8 @@ static void push_format(lua_State *L)
         { "pad_block_scales", FP8_PAD_BLOCK_SCALES },
         { "pad_tile_scales", FP8_PAD_TILE_SCALES },
         { "block", FP8_BLOCK },
-        { "band_rows", FP8_BAND_ROWS },
         { "dbias_rows", FP8_DBIAS_ROWS },
+        { "line_elements", FP8_LINE_ELEMENTS },
     };
     lua_newtable(L);
     lua_pushlightuserdata(L, NULL);

@@ -226,10 +226,10 @@
 #define FP8_COUNTER_WORDS 4
 /* Sides of the blocks of scaling by block. */
 #define FP8_BLOCK 128
-/* Rows of the source that one row of partial sums (dbias) stands for: of op quantize_row, which also
- * leaves the amaxes of the columns of such bands; of all others. */
-#define FP8_BAND_ROWS 32
+/* Rows of the source that one row of partial sums (dbias) stands for. */
 #define FP8_DBIAS_ROWS 128
+/* Elements of a row or column that one of its partial amaxes stands for. */
+#define FP8_LINE_ELEMENTS 128
 /* Every part of an operand and every workspace buffer starts at a multiple of this. */
 #define FP8_PART_ALIGN 256
 /* Places in the float32[16] "scales" part of an operand (cuBLASLt wants them 16 bytes apart). */
@@ -290,13 +290,20 @@
  *
  * quantize_row: row[i,j] = cast(source[i,j] * scale of row i), from the amax of row i, zero outside
  *   rows x cols; row_scales[i] = scale_inv, 0 for i >= rows up to roundup(rows, 16). row may be NULL,
- *   row_scales too. column_partials[ceil(rows/32)][column_partials_ld], if not NULL: the finite amax
- *   of each column in each band of 32 rows. found_inf, dbias_partials: as in amax, but
- *   dbias_partials by 32 rows.
+ *   row_scales too. found_inf: as in amax.
  *
- * quantize_column: transposed[j,i] = cast(source[i,j] * scale of column j), from the maximum of its
- *   column_partials, zero outside; transposed_scales[j] = scale_inv, 0 for j >= cols up to
- *   roundup(cols, 16). transposed may be NULL, transposed_scales too.
+ * line_amax: row_partials[ceil(cols/128)][row_partials_ld], if not NULL: the finite amax of every row
+ *   within each 128 columns; column_partials[ceil(rows/128)][column_partials_ld], if not NULL: that of
+ *   every column within each 128 rows. found_inf, dbias_partials: as in amax.
+ *
+ * line_scales: from the partials of a line_amax over rows x cols row_maxima[i], the amax of row i, and
+ *   row_scales[i] = scale_inv by it, 0 for i >= rows up to roundup(rows, 16); column_maxima and
+ *   transposed_scales likewise of the columns. row_partials NULL: nothing of rows; column_partials
+ *   NULL: nothing of columns. dbias: as in column_sums, from dbias_partials[ceil(rows/128)].
+ *
+ * quantize_lines: row[i,j] = cast(source[i,j] * scale of row i) by row_maxima[i], transposed[j,i] =
+ *   cast(source[i,j] * scale of column j) by column_maxima[j], zero outside. row may be NULL, transposed
+ *   too, and then its maxima.
  *
  * quantize_block: a scale for each 1 x 128 along the row ("1x128": the row copy has scaling block, the
  *   transposed copy a scale for each 128 x 1 of source) or for each 128 x 128 ("128x128": both copies
@@ -371,15 +378,25 @@
 
 #define FP8_OP_ARGS_QUANTIZE_ROW(X)                                                                \
     X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(row, POINTER)           \
-    X(row_ld, INT64) X(row_rows, INT64) X(row_scales, POINTER) X(column_partials, POINTER)         \
-    X(column_partials_ld, INT64) X(found_inf, POINTER) X(dbias_partials, POINTER)                  \
-    X(dbias_ld, INT64) X(when, POINTER)
-
-#define FP8_OP_ARGS_QUANTIZE_COLUMN(X)                                                             \
-    X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64)                           \
-    X(column_partials, POINTER) X(column_partials_ld, INT64) X(transposed, POINTER)                \
-    X(transposed_ld, INT64) X(transposed_rows, INT64) X(transposed_scales, POINTER)                \
+    X(row_ld, INT64) X(row_rows, INT64) X(row_scales, POINTER) X(found_inf, POINTER)               \
     X(when, POINTER)
+
+#define FP8_OP_ARGS_LINE_AMAX(X)                                                                   \
+    X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(row_partials, POINTER)  \
+    X(row_partials_ld, INT64) X(column_partials, POINTER) X(column_partials_ld, INT64)             \
+    X(found_inf, POINTER) X(dbias_partials, POINTER) X(dbias_ld, INT64) X(when, POINTER)
+
+#define FP8_OP_ARGS_LINE_SCALES(X)                                                                 \
+    X(row_partials, POINTER) X(row_partials_ld, INT64) X(rows, INT64) X(cols, INT64)               \
+    X(column_partials, POINTER) X(column_partials_ld, INT64) X(row_maxima, POINTER)                \
+    X(column_maxima, POINTER) X(row_scales, POINTER) X(transposed_scales, POINTER)                 \
+    X(dbias, POINTER) X(dbias_partials, POINTER) X(dbias_ld, INT64) X(accumulate, INT32)           \
+    X(when, POINTER)
+
+#define FP8_OP_ARGS_QUANTIZE_LINES(X)                                                              \
+    X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(row_maxima, POINTER)    \
+    X(column_maxima, POINTER) X(row, POINTER) X(row_ld, INT64) X(row_rows, INT64)                  \
+    X(transposed, POINTER) X(transposed_ld, INT64) X(transposed_rows, INT64) X(when, POINTER)
 
 #define FP8_OP_ARGS_QUANTIZE_BLOCK(X)                                                              \
     X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(row, POINTER)           \
@@ -428,7 +445,9 @@
     X(COLUMN_SUMS, "column_sums", FP8_OP_ARGS_COLUMN_SUMS)                                         \
     X(COLUMN_MAXIMA, "column_maxima", FP8_OP_ARGS_COLUMN_MAXIMA)                                   \
     X(QUANTIZE_ROW, "quantize_row", FP8_OP_ARGS_QUANTIZE_ROW)                                      \
-    X(QUANTIZE_COLUMN, "quantize_column", FP8_OP_ARGS_QUANTIZE_COLUMN)                             \
+    X(LINE_AMAX, "line_amax", FP8_OP_ARGS_LINE_AMAX)                                               \
+    X(LINE_SCALES, "line_scales", FP8_OP_ARGS_LINE_SCALES)                                         \
+    X(QUANTIZE_LINES, "quantize_lines", FP8_OP_ARGS_QUANTIZE_LINES)                                \
     X(QUANTIZE_BLOCK, "quantize_block", FP8_OP_ARGS_QUANTIZE_BLOCK)                                \
     X(TRANSPOSE, "transpose", FP8_OP_ARGS_TRANSPOSE)                                               \
     X(ROLL, "roll", FP8_OP_ARGS_ROLL)                                                              \

@@ -183,7 +183,9 @@ BEGINS_ALIKE(QUANTIZE);
 BEGINS_ALIKE(FUSED);
 BEGINS_ALIKE(CAST);
 BEGINS_ALIKE(QUANTIZE_ROW);
-BEGINS_ALIKE(QUANTIZE_COLUMN);
+BEGINS_ALIKE(LINE_AMAX);
+BEGINS_ALIKE(LINE_SCALES);
+BEGINS_ALIKE(QUANTIZE_LINES);
 BEGINS_ALIKE(QUANTIZE_BLOCK);
 
 /* The scales of an empty tensor: amax 0, so scale 1. */
@@ -228,9 +230,11 @@ static fp8_status quantize_nothing(const struct fp8_frame *frame, enum fp8_op op
                            args[FP8_QUANTIZE_accumulate].i);
     case FP8_OP_CAST:
         return scale_nothing(frame, args[FP8_CAST_scales].p);
-    case FP8_OP_QUANTIZE_COLUMN:
-        return scale_empty_rows(frame, args[FP8_QUANTIZE_COLUMN_transposed_scales].p,
-                                args[FP8_QUANTIZE_COLUMN_cols].i);
+    case FP8_OP_LINE_SCALES:
+        FP8_TRY(scale_empty_rows(frame, args[FP8_LINE_SCALES_transposed_scales].p,
+                                 args[FP8_LINE_SCALES_cols].i));
+        return sum_nothing(frame, args[FP8_LINE_SCALES_dbias].p, args[FP8_LINE_SCALES_cols].i,
+                           args[FP8_LINE_SCALES_accumulate].i);
     default:
         return FP8_OK;
     }
@@ -270,10 +274,6 @@ static fp8_status run_step(const struct fp8_frame *frame, fp8_pass pass,
             return sum_nothing(frame, args[FP8_COLUMN_SUMS_dbias].p, args[FP8_COLUMN_SUMS_cols].i,
                                args[FP8_COLUMN_SUMS_accumulate].i);
         break;
-    case FP8_OP_QUANTIZE_COLUMN:
-        if (!args[FP8_QUANTIZE_COLUMN_transposed].p)
-            return FP8_OK;
-        /* fall through */
     default:
         if (args[SOURCE_ROWS].i == 0 || args[SOURCE_COLS].i == 0)
             return quantize_nothing(frame, step->op, args);

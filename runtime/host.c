@@ -188,8 +188,12 @@ static int when_of(enum fp8_op op)
         return FP8_CAST_when;
     case FP8_OP_QUANTIZE_ROW:
         return FP8_QUANTIZE_ROW_when;
-    case FP8_OP_QUANTIZE_COLUMN:
-        return FP8_QUANTIZE_COLUMN_when;
+    case FP8_OP_LINE_AMAX:
+        return FP8_LINE_AMAX_when;
+    case FP8_OP_LINE_SCALES:
+        return FP8_LINE_SCALES_when;
+    case FP8_OP_QUANTIZE_LINES:
+        return FP8_QUANTIZE_LINES_when;
     case FP8_OP_QUANTIZE_BLOCK:
         return FP8_QUANTIZE_BLOCK_when;
     case FP8_OP_TRANSPOSE:
@@ -225,8 +229,12 @@ static fp8_status run_op(struct fp8_pool *pool, enum fp8_op op, const fp8_semant
         return fp8_host_column_maxima(args);
     case FP8_OP_QUANTIZE_ROW:
         return fp8_host_quantize_row(pool, semantics, args);
-    case FP8_OP_QUANTIZE_COLUMN:
-        return fp8_host_quantize_column(pool, semantics, args);
+    case FP8_OP_LINE_AMAX:
+        return fp8_host_line_amax(pool, semantics, args);
+    case FP8_OP_LINE_SCALES:
+        return fp8_host_line_scales(pool, semantics, args);
+    case FP8_OP_QUANTIZE_LINES:
+        return fp8_host_quantize_lines(pool, semantics, args);
     case FP8_OP_QUANTIZE_BLOCK:
         return fp8_host_quantize_block(pool, semantics, args);
     case FP8_OP_TRANSPOSE:

@@ -36,8 +36,12 @@ fp8_status fp8_host_column_sums(struct fp8_pool *pool, const fp8_value *args);
 fp8_status fp8_host_column_maxima(const fp8_value *args);
 fp8_status fp8_host_quantize_row(struct fp8_pool *pool, const fp8_semantics *semantics,
                                  const fp8_value *args);
-fp8_status fp8_host_quantize_column(struct fp8_pool *pool, const fp8_semantics *semantics,
-                                    const fp8_value *args);
+fp8_status fp8_host_line_amax(struct fp8_pool *pool, const fp8_semantics *semantics,
+                              const fp8_value *args);
+fp8_status fp8_host_line_scales(struct fp8_pool *pool, const fp8_semantics *semantics,
+                                const fp8_value *args);
+fp8_status fp8_host_quantize_lines(struct fp8_pool *pool, const fp8_semantics *semantics,
+                                   const fp8_value *args);
 fp8_status fp8_host_quantize_block(struct fp8_pool *pool, const fp8_semantics *semantics,
                                    const fp8_value *args);
 fp8_status fp8_host_transpose(struct fp8_pool *pool, const fp8_value *args);

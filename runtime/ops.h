@@ -59,8 +59,18 @@ enum {
 #undef X
 };
 enum {
-#define X(name, type) FP8_QUANTIZE_COLUMN_##name,
-    FP8_OP_ARGS_QUANTIZE_COLUMN(X) FP8_QUANTIZE_COLUMN_ARG_COUNT
+#define X(name, type) FP8_LINE_AMAX_##name,
+    FP8_OP_ARGS_LINE_AMAX(X) FP8_LINE_AMAX_ARG_COUNT
+#undef X
+};
+enum {
+#define X(name, type) FP8_LINE_SCALES_##name,
+    FP8_OP_ARGS_LINE_SCALES(X) FP8_LINE_SCALES_ARG_COUNT
+#undef X
+};
+enum {
+#define X(name, type) FP8_QUANTIZE_LINES_##name,
+    FP8_OP_ARGS_QUANTIZE_LINES(X) FP8_QUANTIZE_LINES_ARG_COUNT
 #undef X
 };
 enum {

@@ -117,7 +117,7 @@ static fp8_scaling scaling_of(const struct fp8_checker *c)
 {
     switch (c->step->op) {
     case FP8_OP_QUANTIZE_ROW:
-    case FP8_OP_QUANTIZE_COLUMN:
+    case FP8_OP_QUANTIZE_LINES:
         return FP8_SCALING_ROW;
     case FP8_OP_QUANTIZE_BLOCK:
         return c->step->semantics.scaling;
@@ -146,18 +146,19 @@ static fp8_status check_common(const struct fp8_checker *c)
 {
     const struct common a = common_of(c->step->op);
     int64_t rows = value_of(c, a.rows), cols = value_of(c, a.cols);
-    CHECK_NEEDS(c, { a.source, a.source_ld, false, c->step->semantics.source_dtype, rows, cols },
-                { a.when, NO_LD, true, FP8_DTYPE_UINT32, 1, 1 });
+    CHECK_NEEDS(c, { a.when, NO_LD, true, FP8_DTYPE_UINT32, 1, 1 });
+    if (a.source >= 0)
+        CHECK_NEEDS(c,
+                    { a.source, a.source_ld, false, c->step->semantics.source_dtype, rows, cols });
     if (a.found_inf >= 0)
         CHECK_NEEDS(c, { a.found_inf, NO_LD, true, FP8_DTYPE_UINT32, 1, 1 });
     if (a.dbias_partials >= 0) {
-        int64_t band = c->step->op == FP8_OP_QUANTIZE_ROW ? FP8_BAND_ROWS : FP8_DBIAS_ROWS;
         CHECK_NEEDS(c, { a.dbias_partials, a.dbias_ld, true, FP8_DTYPE_FP32,
-                         fp8_ceil_div(rows, band), cols });
+                         fp8_ceil_div(rows, FP8_DBIAS_ROWS), cols });
     }
-    if (c->step->op != FP8_OP_AMAX &&
+    if (c->step->op != FP8_OP_AMAX && c->step->op != FP8_OP_LINE_AMAX &&
         c->step->semantics.power_of_two != c->plan->recipe.power_of_two)
-        return fp8_plan_bad(c, a.source, "power_of_two of the kernel is not the recipe's");
+        return fp8_plan_bad(c, a.rows, "power_of_two of the kernel is not the recipe's");
     FP8_TRY(check_copy(c, a.row, a.row_ld, a.row_rows, rows, cols, FP8_ROW_COPY));
     return check_copy(c, a.transposed, a.transposed_ld, a.transposed_rows, cols, rows,
                       FP8_TRANSPOSED_COPY);
@@ -235,24 +236,68 @@ static fp8_status check_column_sums(const struct fp8_checker *c)
 
 static fp8_status check_quantize_row(const struct fp8_checker *c)
 {
-    int64_t rows = value_of(c, FP8_QUANTIZE_ROW_rows), cols = value_of(c, FP8_QUANTIZE_ROW_cols);
-    CHECK_NEEDS(c,
-                { FP8_QUANTIZE_ROW_row_scales, NO_LD, true, FP8_DTYPE_FP32, 1,
-                  fp8_round_up(rows, FP8_PAD_ROW_SCALES) },
-                { FP8_QUANTIZE_ROW_column_partials, FP8_QUANTIZE_ROW_column_partials_ld, true,
-                  FP8_DTYPE_FP32, fp8_ceil_div(rows, FP8_BAND_ROWS), cols });
+    CHECK_NEEDS(c, { FP8_QUANTIZE_ROW_row_scales, NO_LD, true, FP8_DTYPE_FP32, 1,
+                     fp8_round_up(value_of(c, FP8_QUANTIZE_ROW_rows), FP8_PAD_ROW_SCALES) });
     return FP8_OK;
 }
 
-static fp8_status check_quantize_column(const struct fp8_checker *c)
+/* The partial amaxes of rows and columns, each of which may be null. */
+static fp8_status check_lines(const struct fp8_checker *c, const int row[2], const int column[2],
+                              int64_t rows, int64_t cols)
 {
-    int64_t rows = value_of(c, FP8_QUANTIZE_COLUMN_rows);
-    int64_t cols = value_of(c, FP8_QUANTIZE_COLUMN_cols);
-    CHECK_NEEDS(c,
-                { FP8_QUANTIZE_COLUMN_column_partials, FP8_QUANTIZE_COLUMN_column_partials_ld,
-                  false, FP8_DTYPE_FP32, fp8_ceil_div(rows, FP8_BAND_ROWS), cols },
-                { FP8_QUANTIZE_COLUMN_transposed_scales, NO_LD, true, FP8_DTYPE_FP32, 1,
+    CHECK_NEEDS(
+        c, { row[0], row[1], true, FP8_DTYPE_FP32, fp8_ceil_div(cols, FP8_LINE_ELEMENTS), rows },
+        { column[0], column[1], true, FP8_DTYPE_FP32, fp8_ceil_div(rows, FP8_LINE_ELEMENTS),
+          cols });
+    return FP8_OK;
+}
+
+static fp8_status check_line_amax(const struct fp8_checker *c)
+{
+    return check_lines(c, (int[]){ FP8_LINE_AMAX_row_partials, FP8_LINE_AMAX_row_partials_ld },
+                       (int[]){ FP8_LINE_AMAX_column_partials, FP8_LINE_AMAX_column_partials_ld },
+                       value_of(c, FP8_LINE_AMAX_rows), value_of(c, FP8_LINE_AMAX_cols));
+}
+
+/* What comes of partials that are null is null. */
+static fp8_status check_without(const struct fp8_checker *c, int partials, int maxima, int scales)
+{
+    if (fp8_is_given(c, partials))
+        return FP8_OK;
+    if (fp8_is_given(c, maxima) || fp8_is_given(c, scales))
+        return fp8_plan_bad(c, partials, "it is null, but what follows from it is not");
+    return FP8_OK;
+}
+
+static fp8_status check_line_scales(const struct fp8_checker *c)
+{
+    int64_t rows = value_of(c, FP8_LINE_SCALES_rows), cols = value_of(c, FP8_LINE_SCALES_cols);
+    FP8_TRY(
+        check_lines(c, (int[]){ FP8_LINE_SCALES_row_partials, FP8_LINE_SCALES_row_partials_ld },
+                    (int[]){ FP8_LINE_SCALES_column_partials, FP8_LINE_SCALES_column_partials_ld },
+                    rows, cols));
+    FP8_TRY(check_without(c, FP8_LINE_SCALES_row_partials, FP8_LINE_SCALES_row_maxima,
+                          FP8_LINE_SCALES_row_scales));
+    FP8_TRY(check_without(c, FP8_LINE_SCALES_column_partials, FP8_LINE_SCALES_column_maxima,
+                          FP8_LINE_SCALES_transposed_scales));
+    CHECK_NEEDS(c, { FP8_LINE_SCALES_row_maxima, NO_LD, true, FP8_DTYPE_FP32, 1, rows },
+                { FP8_LINE_SCALES_column_maxima, NO_LD, true, FP8_DTYPE_FP32, 1, cols },
+                { FP8_LINE_SCALES_row_scales, NO_LD, true, FP8_DTYPE_FP32, 1,
+                  fp8_round_up(rows, FP8_PAD_ROW_SCALES) },
+                { FP8_LINE_SCALES_transposed_scales, NO_LD, true, FP8_DTYPE_FP32, 1,
                   fp8_round_up(cols, FP8_PAD_ROW_SCALES) });
+    return check_dbias(c, FP8_LINE_SCALES_dbias, FP8_LINE_SCALES_dbias_partials,
+                       FP8_LINE_SCALES_cols);
+}
+
+static fp8_status check_quantize_lines(const struct fp8_checker *c)
+{
+    CHECK_NEEDS(c,
+                { FP8_QUANTIZE_LINES_row_maxima, NO_LD, !fp8_is_given(c, FP8_QUANTIZE_LINES_row),
+                  FP8_DTYPE_FP32, 1, value_of(c, FP8_QUANTIZE_LINES_rows) },
+                { FP8_QUANTIZE_LINES_column_maxima, NO_LD,
+                  !fp8_is_given(c, FP8_QUANTIZE_LINES_transposed), FP8_DTYPE_FP32, 1,
+                  value_of(c, FP8_QUANTIZE_LINES_cols) });
     return FP8_OK;
 }
 
@@ -483,8 +528,12 @@ static fp8_status check_own(const struct fp8_checker *c)
         return check_cast(c);
     case FP8_OP_QUANTIZE_ROW:
         return check_quantize_row(c);
-    case FP8_OP_QUANTIZE_COLUMN:
-        return check_quantize_column(c);
+    case FP8_OP_LINE_AMAX:
+        return check_line_amax(c);
+    case FP8_OP_LINE_SCALES:
+        return check_line_scales(c);
+    case FP8_OP_QUANTIZE_LINES:
+        return check_quantize_lines(c);
     case FP8_OP_QUANTIZE_BLOCK:
         return check_quantize_block(c);
     case FP8_OP_COLUMN_SUMS:

@@ -7,7 +7,9 @@
  */
 #include "runtime/plan_check.h"
 
-static const char *const partial_names[] = { "partials", "dbias_partials", "column_partials" };
+static const char *const partial_names[] = { "partials",        "dbias_partials", "row_partials",
+                                             "column_partials", "row_maxima",     "column_maxima" };
+enum { NAMES = sizeof partial_names / sizeof partial_names[0] };
 
 static bool leaves_partials(enum fp8_op op, int name)
 {
@@ -16,7 +18,8 @@ static bool leaves_partials(enum fp8_op op, int name)
         [FP8_OP_FUSED] = 1u << 0 | 1u << 1,
         [FP8_OP_CAST] = 1u << 1,
         [FP8_OP_QUANTIZE_BLOCK] = 1u << 1,
-        [FP8_OP_QUANTIZE_ROW] = 1u << 1 | 1u << 2,
+        [FP8_OP_LINE_AMAX] = 1u << 1 | 1u << 2 | 1u << 3,
+        [FP8_OP_LINE_SCALES] = 1u << 4 | 1u << 5,
     };
     return left[op] >> name & 1u;
 }
@@ -26,7 +29,7 @@ static bool left_before(const struct fp8_pass_plan *pass, int end, int buffer)
 {
     for (int i = 0; i < end; i++) {
         const struct fp8_step *step = &pass->steps[i];
-        for (int name = 0; name < 3; name++) {
+        for (int name = 0; name < NAMES; name++) {
             int arg = fp8_op_arg(step->op, partial_names[name]);
             if (arg >= 0 && leaves_partials(step->op, name) &&
                 step->args[arg].kind == FP8_FROM_ADDRESS && step->args[arg].buffer == buffer)
@@ -40,7 +43,7 @@ static fp8_status check_partials_left(struct fp8_checker *c, const struct fp8_pa
                                       int index)
 {
     c->step = &pass->steps[index];
-    for (int name = 0; name < 3; name++) {
+    for (int name = 0; name < NAMES; name++) {
         int arg = fp8_op_arg(c->step->op, partial_names[name]);
         if (arg < 0 || leaves_partials(c->step->op, name) || !fp8_is_given(c, arg))
             continue;

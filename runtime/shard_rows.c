@@ -83,9 +83,10 @@ static void set_source(const fp8_shard_args *args, fp8_value *values)
     values[ROWS].i = args->source->rows;
     values[COLS].i = args->source->cols;
 }
-_Static_assert((int)FP8_QUANTIZE_ROW_source == 0 && (int)FP8_QUANTIZE_COLUMN_source == 0 &&
-                   (int)FP8_QUANTIZE_source == 0 && (int)FP8_AMAX_source == 0 &&
-                   (int)FP8_QUANTIZE_ROW_cols == 3 && (int)FP8_QUANTIZE_COLUMN_cols == 3 &&
+_Static_assert((int)FP8_QUANTIZE_ROW_source == 0 && (int)FP8_QUANTIZE_LINES_source == 0 &&
+                   (int)FP8_LINE_AMAX_source == 0 && (int)FP8_QUANTIZE_source == 0 &&
+                   (int)FP8_AMAX_source == 0 && (int)FP8_QUANTIZE_ROW_cols == 3 &&
+                   (int)FP8_QUANTIZE_LINES_cols == 3 && (int)FP8_LINE_AMAX_cols == 3 &&
                    (int)FP8_QUANTIZE_cols == 3 && (int)FP8_AMAX_cols == 3,
                "the source comes first");
 
@@ -113,12 +114,12 @@ fp8_status fp8_shard_amax_rows(const fp8_layer *layer, const fp8_shard_args *arg
     most[FP8_COLUMN_MAXIMA_maxima].p = args->amax;
     set_source(args, of);
     if (has_columns(layer)) {
-        kernel = find_kernel(layer, FP8_OP_QUANTIZE_ROW);
-        of[FP8_QUANTIZE_ROW_column_partials].p = partials;
-        of[FP8_QUANTIZE_ROW_column_partials_ld].i = partials_ld(layer);
-        of[FP8_QUANTIZE_ROW_found_inf].p = args->found_inf;
+        kernel = find_kernel(layer, FP8_OP_LINE_AMAX);
+        of[FP8_LINE_AMAX_column_partials].p = partials;
+        of[FP8_LINE_AMAX_column_partials_ld].i = partials_ld(layer);
+        of[FP8_LINE_AMAX_found_inf].p = args->found_inf;
         most[FP8_COLUMN_MAXIMA_partials_ld].i = partials_ld(layer);
-        most[FP8_COLUMN_MAXIMA_partial_rows].i = fp8_ceil_div(args->count, FP8_BAND_ROWS);
+        most[FP8_COLUMN_MAXIMA_partial_rows].i = fp8_ceil_div(args->count, FP8_LINE_ELEMENTS);
         most[FP8_COLUMN_MAXIMA_cols].i = layer->plan->in_features;
     } else {
         kernel = find_kernel(layer, FP8_OP_AMAX);
@@ -135,6 +136,7 @@ fp8_status fp8_shard_amax_rows(const fp8_layer *layer, const fp8_shard_args *arg
 
 /* ---- quantise ---- */
 
+/* The row copy of a weight whose transposed copy has one scale. */
 static fp8_status quantize_rows(const fp8_layer *layer, const fp8_shard_args *args,
                                 const struct fp8_shard_shape *shape, size_t *end)
 {
@@ -144,32 +146,56 @@ static fp8_status quantize_rows(const fp8_layer *layer, const fp8_shard_args *ar
     values[FP8_QUANTIZE_ROW_row].p = shard + shape->data_offset;
     values[FP8_QUANTIZE_ROW_row_ld].i = shape->row_ld;
     values[FP8_QUANTIZE_ROW_row_rows].i =
-        fp8_min_i64(shape->chunk, fp8_round_up(args->count, FP8_BAND_ROWS));
+        fp8_min_i64(shape->chunk, fp8_round_up(args->count, FP8_PAD_ROWS));
     values[FP8_QUANTIZE_ROW_row_scales].p = shard + FP8_PART_ALIGN;
     *end = (size_t)(values[FP8_QUANTIZE_ROW_row_rows].i * shape->row_ld);
     return run(layer, find_kernel(layer, FP8_OP_QUANTIZE_ROW), values, &args->call);
 }
 
-/* The reduced amaxes stand for a band of 32 rows, the others for nothing: the scales are of the maximum. */
-static fp8_status quantize_columns(const fp8_layer *layer, const fp8_shard_args *args,
-                                   const struct fp8_shard_shape *shape, uint8_t *turned)
+/* Amaxes of rows are found here, those of columns are handed over: two calls of line_scales, since the
+ * latter stand for more rows than there are. */
+static fp8_status make_scales(const fp8_layer *layer, const fp8_shard_args *args, float *row_maxima,
+                              uint8_t *turned)
 {
-    const fp8_context *context = layer->context;
-    const fp8_stream stream = args->call.stream;
-    const int64_t k = layer->plan->in_features, ld = partials_ld(layer);
+    const int64_t k = layer->plan->in_features, ld = fp8_round_up(args->count, FP8_PAD_LD);
+    const struct fp8_kernel *scales = find_kernel(layer, FP8_OP_LINE_SCALES);
     float *partials = partials_of(args);
+    fp8_value find[FP8_OP_MAX_ARGS] = { 0 }, rows[FP8_OP_MAX_ARGS] = { 0 },
+              columns[FP8_OP_MAX_ARGS] = { 0 };
+    set_source(args, find);
+    find[FP8_LINE_AMAX_row_partials].p = rows[FP8_LINE_SCALES_row_partials].p = partials;
+    find[FP8_LINE_AMAX_row_partials_ld].i = rows[FP8_LINE_SCALES_row_partials_ld].i = ld;
+    rows[FP8_LINE_SCALES_rows].i = args->count;
+    rows[FP8_LINE_SCALES_cols].i = columns[FP8_LINE_SCALES_cols].i = k;
+    rows[FP8_LINE_SCALES_row_maxima].p = row_maxima;
+    rows[FP8_LINE_SCALES_row_scales].p = (uint8_t *)args->shard + FP8_PART_ALIGN;
+    columns[FP8_LINE_SCALES_rows].i = 1;
+    columns[FP8_LINE_SCALES_column_partials].p = args->amax;
+    columns[FP8_LINE_SCALES_column_partials_ld].i = k;
+    columns[FP8_LINE_SCALES_transposed_scales].p = turned + FP8_PART_ALIGN;
+    FP8_TRY(run(layer, find_kernel(layer, FP8_OP_LINE_AMAX), find, &args->call));
+    FP8_TRY(run(layer, scales, rows, &args->call));
+    return run(layer, scales, columns, &args->call);
+}
+
+static fp8_status quantize_lines(const fp8_layer *layer, const fp8_shard_args *args,
+                                 const struct fp8_shard_shape *shape, uint8_t *turned, size_t *end)
+{
+    const int64_t k = layer->plan->in_features, ld = fp8_round_up(args->count, FP8_PAD_LD);
+    float *row_maxima = partials_of(args) + fp8_ceil_div(k, FP8_LINE_ELEMENTS) * ld;
     fp8_value values[FP8_OP_MAX_ARGS] = { 0 };
-    FP8_TRY(fp8_fill_words(context, partials, 0, fp8_ceil_div(args->count, FP8_BAND_ROWS) * ld,
-                           stream));
-    FP8_TRY(fp8_copy_bytes(context, partials, args->amax, (size_t)k * sizeof(float), stream));
+    FP8_TRY(make_scales(layer, args, row_maxima, turned));
     set_source(args, values);
-    values[FP8_QUANTIZE_COLUMN_column_partials].p = partials;
-    values[FP8_QUANTIZE_COLUMN_column_partials_ld].i = ld;
-    values[FP8_QUANTIZE_COLUMN_transposed].p = turned + shape->turned_head;
-    values[FP8_QUANTIZE_COLUMN_transposed_ld].i = shape->turned_ld;
-    values[FP8_QUANTIZE_COLUMN_transposed_rows].i = fp8_round_up(k, FP8_PAD_ROWS);
-    values[FP8_QUANTIZE_COLUMN_transposed_scales].p = turned + FP8_PART_ALIGN;
-    return run(layer, find_kernel(layer, FP8_OP_QUANTIZE_COLUMN), values, &args->call);
+    values[FP8_QUANTIZE_LINES_row_maxima].p = row_maxima;
+    values[FP8_QUANTIZE_LINES_column_maxima].p = args->amax;
+    values[FP8_QUANTIZE_LINES_row].p = (uint8_t *)args->shard + shape->data_offset;
+    values[FP8_QUANTIZE_LINES_row_ld].i = shape->row_ld;
+    values[FP8_QUANTIZE_LINES_row_rows].i = fp8_min_i64(shape->chunk, ld);
+    values[FP8_QUANTIZE_LINES_transposed].p = turned + shape->turned_head;
+    values[FP8_QUANTIZE_LINES_transposed_ld].i = shape->turned_ld;
+    values[FP8_QUANTIZE_LINES_transposed_rows].i = fp8_round_up(k, FP8_PAD_ROWS);
+    *end = (size_t)(values[FP8_QUANTIZE_LINES_row_rows].i * shape->row_ld);
+    return run(layer, find_kernel(layer, FP8_OP_QUANTIZE_LINES), values, &args->call);
 }
 
 static fp8_status quantize_turned(const fp8_layer *layer, const fp8_shard_args *args,
@@ -199,9 +225,10 @@ fp8_status fp8_shard_quantize_rows(const fp8_layer *layer, const fp8_shard_args 
     FP8_TRY(fp8_zero_2d(layer->context, turned, zeroed, zeroed, 1, args->call.stream));
     if (args->count == 0)
         return FP8_OK;
+    if (has_columns(layer))
+        return quantize_lines(layer, args, shape, turned, end);
     FP8_TRY(quantize_rows(layer, args, shape, end));
-    return has_columns(layer) ? quantize_columns(layer, args, shape, turned)
-                              : quantize_turned(layer, args, shape, turned);
+    return quantize_turned(layer, args, shape, turned);
 }
 
 /* ---- unpack ---- */

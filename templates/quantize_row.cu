@@ -1,11 +1,8 @@
-// quantize_row.cu - op "quantize_row": every row with a scale of its own, read once; and for the column copy
-// that follows, the largest finite magnitude of every column in bands of 32 rows. For dbias also the column
-// sums of each band.
+// quantize_row.cu - op "quantize_row": the row copy with a scale for every row, padding included, from one read.
 //
-// A CTA takes a band. Its rows pass through shared memory, a few at a time ("slab") with more slabs under way;
-// while one slab is looked at, the one before is cast. A thread owns the same columns in every row, so
-// their maxima and sums stay in registers. Rows too long for that are read twice: first for the maxima, then
-// for the cast.
+// A few rows ("unit") lie in a slot of shared memory: a look for their maxima, then the cast. A CTA takes one
+// unit after the other and fetches some ahead; where rows are aligned to 16 bytes a thread reads only what
+// it has copied itself. Rows too long for that pass through twice, in parts.
 #include "convert.cuh"
 #include "ptx.cuh"
 #include "stage.cuh"
@@ -13,339 +10,265 @@
 using source_t = $source;
 using format = $format;
 constexpr bool power_of_two = $power_of_two;
-constexpr bool with_sums = $dbias;
-constexpr int ring_bytes = $ring_bytes;
-constexpr int threads = 512;
+constexpr int shared_bytes = $shared_bytes; // of all slots
+constexpr int unit_bytes = shared_bytes / 4;
+constexpr int threads = 256;
 constexpr int warps = threads / 32;
-constexpr int band = 32;
-constexpr int most_slots = 6; // slabs in shared memory
+constexpr int most_rows = 32; // of a unit
+constexpr int most_slots = 4;
+constexpr int together = 4; // rows that a thread looks at at once
 constexpr int words = vec8<source_t>::words;
-constexpr int most_chunks = (sizeof(source_t) == 4 ? 4 : 8) / (with_sums ? 2 : 1);
-constexpr i64 span = most_chunks * threads * 8; // columns that all threads can own
+constexpr int vector_bytes = sizeof(vec8<source_t>);
 
 struct row_call {
     matrix<source_t> m;
     u8 *row;
     i64 row_ld, row_rows;
-    float *row_scales, *column_partials;
-    i64 column_partials_ld;
-    float *dbias_partials;
-    i64 dbias_ld;
+    float *row_scales;
+};
+
+// How rows go through shared memory; sizes along a row are in vectors of eight elements.
+struct plan {
+    int size;           // of a row
+    int parts, part;    // of a row, size of one
+    int held_log;       // rows of a unit, a power of two
+    int slots;          // of a unit each
+    int lanes;          // threads along a row, whole warps
+    int group_rows_log; // rows of a unit that a group of lanes has
+    int group, lane;    // of this thread; the last groups may have no rows
+    bool has_rows;
+
+    __device__ __forceinline__ int rows() const { return has_rows ? 1 << group_rows_log : 0; }
+    __device__ __forceinline__ int first_row() const { return group << group_rows_log; }
+    __device__ __forceinline__ int steps() const { return parts == 1 ? 1 : 2 * parts; }
+};
+
+__device__ __forceinline__ plan make_plan(const row_call &c) {
+    plan p;
+    p.size = int(ceil_div(c.row_ld > c.m.cols ? c.row_ld : c.m.cols, 8));
+    p.parts = 1, p.part = p.size, p.held_log = 0;
+    if (p.size * vector_bytes > shared_bytes)
+        p.part = unit_bytes / vector_bytes, p.parts = (p.size + p.part - 1) / p.part;
+    while (2 << p.held_log <= most_rows &&
+           (p.part * vector_bytes) << (p.held_log + 1) <= unit_bytes)
+        ++p.held_log;
+    p.slots = min(shared_bytes / ((p.part * vector_bytes) << p.held_log), most_slots);
+    p.lanes = p.part < threads ? (p.part + 31) / 32 * 32 : threads;
+    int groups_log = 0;
+    while (p.lanes << (groups_log + 1) <= threads && groups_log < p.held_log) ++groups_log;
+    p.group = int(threadIdx.x) / p.lanes, p.lane = int(threadIdx.x) - p.group * p.lanes;
+    p.has_rows = p.group >> groups_log == 0;
+    p.group_rows_log = p.held_log - groups_log;
+    return p;
+}
+
+struct unit {
+    i64 top;    // first row
+    int first;  // vector of the rows
+    int size;   // vectors
+    u32 target; // its slot
 };
 
 struct shared_words {
-    u32 best[2][8][warps]; // of the rows of a slab and of the one before, by warp
-    float scale[band];     // of rows read twice, as is
-    u32 row_best[band];
+    u32 best[warps][most_rows];
+    float scale[most_rows];
 };
 
-// What a thread knows of its columns: `chunks` vectors of a row.
-template <int chunks> struct own_columns {
-    u32 best[chunks][words];
-    float sum[with_sums ? chunks : 1][8];
-    u32 seen; // lifted magnitudes of all elements, or-ed
-
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int i = 0; i < chunks; ++i) {
-#pragma unroll
-            for (int k = 0; k < words; ++k) best[i][k] = lifted<source_t>::zero;
-        }
-#pragma unroll
-        for (int i = 0; i < (with_sums ? chunks : 1); ++i)
-#pragma unroll
-            for (int k = 0; k < 8; ++k) sum[i][k] = 0.0f;
-    }
-    // A vector of chunk i; returns its lifted maxima folded into `row_best`.
-    __device__ __forceinline__ u32 add(int i, const vec8<source_t> &v, u32 row_best) {
-#pragma unroll
-        for (int k = 0; k < words; ++k) {
-            u32 u = lifted<source_t>::of(v.w[k]);
-            seen |= u;
-            row_best = lifted<source_t>::greater(row_best, u);
-            best[i][k] = lifted<source_t>::greater(best[i][k], u);
-        }
-        if (with_sums) {
-#pragma unroll
-            for (int k = 0; k < 8; ++k) sum[i][k] += element(v, k);
-        }
-        return row_best;
-    }
-};
-
-__device__ __forceinline__ float column_amax(const u32 (&best)[4], int k) {
-    u32 w = best[k / 2];
-    return __uint_as_float(k % 2 ? lifted<bf16>::high(w) : lifted<bf16>::low(w));
-}
-__device__ __forceinline__ float column_amax(const u32 (&best)[8], int k) {
-    return __uint_as_float(lifted<fp32>::best(best[k]));
-}
-
-// Maxima and sums of the band's columns [first, first + span).
-template <int chunks>
-__device__ __forceinline__ void write_columns(const row_call &c, const own_columns<chunks> &own,
-                                              i64 b, i64 first) {
-#pragma unroll
-    for (int i = 0; i < chunks; ++i) {
-        i64 col = first + i64(i * threads + threadIdx.x) * 8;
-        if (col >= c.m.cols) break;
-        if (c.column_partials) {
-            float *p = c.column_partials + b * c.column_partials_ld + col;
-#pragma unroll
-            for (int k = 0; k < 8; k += 4)
-                *reinterpret_cast<float4 *>(p + k) =
-                    make_float4(column_amax(own.best[i], k), column_amax(own.best[i], k + 1),
-                                column_amax(own.best[i], k + 2), column_amax(own.best[i], k + 3));
-        }
-        if (with_sums && c.dbias_partials) {
-            float *p = c.dbias_partials + b * c.dbias_ld + col;
-#pragma unroll
-            for (int k = 0; k < 8; ++k)
-                if (col + k < c.m.cols) p[k] = own.sum[with_sums ? i : 0][k];
-        }
-    }
-}
-
-__device__ __forceinline__ void write_row_scale(const row_call &c, i64 r, float scale_inv) {
-    if (c.row_scales && r < ceil_div(c.m.rows, 16) * 16)
-        c.row_scales[r] = r < c.m.rows ? scale_inv : 0.0f;
-}
-
-// Eight bytes of the row copy.
-__device__ __forceinline__ void put(const row_call &c, const vec8<source_t> &v, float scale, i64 r,
-                                    i64 col) {
-    uint2 q = repair8<format>(v, cast8<format>(v, scale));
-    __stcs(reinterpret_cast<uint2 *>(c.row + r * c.row_ld + col), q);
-}
-
-// ---- rows that fit --------------------------------------------------------------------------------
+// ---- memory to shared memory ------------------------------------------------------------------------
+// `width` bytes an access, neighbouring threads at neighbouring bytes.
 template <int width>
-__device__ __forceinline__ void stage_row(u32 target, const source_t *p, int bytes, int padded) {
-    const char *from = reinterpret_cast<const char *>(p);
-    for (int at = threadIdx.x * width; at < padded; at += threads * width) {
-        int valid = bytes - at < 0 ? 0 : bytes - at < width ? bytes - at : width;
-        copy_async<width>(target + at, valid ? from + at : from, valid);
-    }
-}
-__device__ __forceinline__ void stage_row_by_element(u32 target, const bf16 *p, int bytes,
-                                                     int padded) {
-    const u16 *from = reinterpret_cast<const u16 *>(p);
-    for (int at = threadIdx.x * 4; at < padded; at += threads * 4) {
-        u32 low = at < bytes ? __ldg(from + at / 2) : 0;
-        u32 high = at + 2 < bytes ? __ldg(from + at / 2 + 1) : 0;
-        store_shared(target + at, low | high << 16);
-    }
-}
-__device__ __forceinline__ void stage_row_by_element(u32, const fp32 *, int, int) {}
-
-// Rows [r, r + count) of source; rows outside it as zeros.
-__device__ __forceinline__ void stage_slab(u32 target, const row_call &c, i64 r, int count,
-                                           int row_bytes) {
-    for (int g = 0; g < count; ++g, target += row_bytes) {
-        bool there = r + g < c.m.rows;
-        const source_t *p = c.m.base + (there ? (r + g) * c.m.ld : 0);
-        int bytes = there ? int(c.m.cols) * int(sizeof(source_t)) : 0;
-        if (c.m.width == 16)
-            stage_row<16>(target, p, bytes, row_bytes);
-        else if (c.m.width == 8)
-            stage_row<8>(target, p, bytes, row_bytes);
-        else if (c.m.width == 4)
-            stage_row<4>(target, p, bytes, row_bytes);
-        else
-            stage_row_by_element(target, p, bytes, row_bytes);
-    }
-}
-
-// The amaxes of the slab's rows, by this thread's columns and then by its warp.
-template <int count, int chunks>
-__device__ __forceinline__ void slab_maxima(own_columns<chunks> &own, u32 (*maxima)[warps],
-                                            const u8 *slab, int row_bytes) {
-    u32 best[count];
-#pragma unroll
-    for (int g = 0; g < count; ++g) best[g] = lifted<source_t>::zero;
-#pragma unroll
-    for (int i = 0; i < chunks; ++i) {
-        int at = (i * threads + int(threadIdx.x)) * int(sizeof(vec8<source_t>));
-        if (at >= row_bytes) break;
-        vec8<source_t> v[count];
-#pragma unroll
-        for (int g = 0; g < count; ++g)
-            v[g] = *reinterpret_cast<const vec8<source_t> *>(slab + g * row_bytes + at);
-#pragma unroll
-        for (int g = 0; g < count; ++g) best[g] = own.add(i, v[g], best[g]);
-    }
-#pragma unroll
-    for (int g = 0; g < count; ++g) {
-        u32 bits = __reduce_max_sync(0xffffffffu, lifted<source_t>::best(best[g]));
-        if (threadIdx.x % 32 == 0) maxima[g][threadIdx.x / 32] = bits;
-    }
-}
-
-// The row copy of a slab. Half a warp makes the scale of a row; every warp those of all rows.
-template <int count, int chunks>
-__device__ __forceinline__ void slab_cast(const row_call &c, const u32 (*maxima)[warps],
-                                          const u8 *slab, i64 r, int row_bytes) {
-    static_assert(warps == 16, "half a warp reads the maxima of all warps");
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int pair = 0; pair < count; pair += 2) {
-        int mine = pair + lane / 16;
-        u32 bits = mine < count ? maxima[mine][lane % 16] : 0;
-#pragma unroll
-        for (int step = 8; step > 0; step /= 2) {
-            u32 other = __shfl_xor_sync(0xffffffffu, bits, step);
-            bits = other > bits ? other : bits;
-        }
-        scale_pair made = scale_from_amax<format, power_of_two>(__uint_as_float(bits));
-        if (threadIdx.x == lane && lane % 16 == 0 && mine < count)
-            write_row_scale(c, r + mine, made.scale_inv);
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-            float scale = __shfl_sync(0xffffffffu, made.scale, 16 * k);
-            int g = pair + k;
-            if (g >= count || r + g >= c.row_rows || !c.row) continue;
-#pragma unroll
-            for (int i = 0; i < chunks; ++i) {
-                int col = (i * threads + int(threadIdx.x)) * 8, at = col * int(sizeof(source_t));
-                if (col >= c.row_ld) break;
-                vec8<source_t> v = {};
-                if (at < row_bytes)
-                    v = *reinterpret_cast<const vec8<source_t> *>(slab + g * row_bytes + at);
-                put(c, v, scale, r + g, col);
+__device__ __forceinline__ void fetch_by(const row_call &c, const plan &p, const unit &at) {
+    i64 row = at.top + p.first_row(), col = i64(at.first) * 8;
+    int stride = p.part * vector_bytes, count = p.rows();
+    int rows = int(min64(count, c.m.rows - row));
+    const char *base = reinterpret_cast<const char *>(c.m.base);
+    const char *source = reinterpret_cast<const char *>(c.m.base + row * c.m.ld + col);
+    i64 bytes = (c.m.cols - col) * i64(sizeof(source_t)), ld = c.m.ld * i64(sizeof(source_t));
+    u32 target = at.target + p.first_row() * stride;
+#pragma unroll 1
+    for (int piece = p.lane; piece < at.size * (vector_bytes / width); piece += p.lanes) {
+        i64 left = bytes - piece * width;
+        int valid = left < 0 ? 0 : left < width ? int(left) : width;
+        const char *from = source + piece * width;
+        u32 to = target + piece * width;
+        if (valid == width && rows == count) {
+#pragma unroll 4
+            for (int i = 0; i < count; ++i, from += ld, to += stride)
+                copy_async<width>(to, from, width);
+        } else {
+#pragma unroll 1
+            for (int i = 0; i < count; ++i, from += ld, to += stride) {
+                bool there = valid && i < rows;
+                copy_async<width>(to, there ? from : base, there ? valid : 0);
             }
         }
     }
 }
+__device__ __forceinline__ void fetch_by_element(const row_call &c, const plan &p, const unit &at) {
+    i64 row = at.top + p.first_row(), col = i64(at.first) * 8, cols = c.m.cols - col;
+    int stride = p.part * vector_bytes;
+    const u16 *source = reinterpret_cast<const u16 *>(c.m.base) + row * c.m.ld + col;
+    u32 target = at.target + p.first_row() * stride;
+#pragma unroll 1
+    for (int word = p.lane; word < at.size * words; word += p.lanes) {
+#pragma unroll 1
+        for (int i = 0; i < p.rows(); ++i) {
+            const u16 *from = source + i * c.m.ld + 2 * word;
+            bool there = row + i < c.m.rows;
+            u32 low = there && 2 * word < cols ? __ldg(from) : 0;
+            u32 high = there && 2 * word + 1 < cols ? __ldg(from + 1) : 0;
+            store_shared(target + i * stride + word * 4, low | high << 16);
+        }
+    }
+}
 
-__device__ __forceinline__ void wait_for_slab(int ahead) {
-    if (ahead == 1)
+__device__ __forceinline__ void fetch(const row_call &c, const plan &p, const unit &at) {
+    if (c.m.width == 16)
+        fetch_by<16>(c, p, at);
+    else if (c.m.width == 8)
+        fetch_by<8>(c, p, at);
+    else if (c.m.width == 4)
+        fetch_by<4>(c, p, at);
+    else
+        fetch_by_element(c, p, at);
+}
+
+__device__ __forceinline__ vec8<source_t> vector_at(const plan &p, const u8 *slot, int row, int v) {
+    return *reinterpret_cast<const vec8<source_t> *>(slot + (row * p.part + v) * vector_bytes);
+}
+
+// ---- the look and the cast ----------------------------------------------------------------------------
+// The maxima of this warp's rows; more: of the parts before, too.
+__device__ __forceinline__ void look(const plan &p, shared_words &s, const unit &at, const u8 *slot,
+                                     bool more, u32 &seen) {
+    int rows = p.rows(), first = p.first_row(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll 1
+    for (int i = 0; i < rows; i += together) {
+        u32 best[together];
+#pragma unroll
+        for (int j = 0; j < together; ++j) best[j] = lifted<source_t>::zero;
+#pragma unroll 2
+        for (int v = p.lane; v < at.size; v += p.lanes) {
+#pragma unroll
+            for (int j = 0; j < together; ++j) {
+                if (i + j >= rows) break;
+                vec8<source_t> x = vector_at(p, slot, first + i + j, v);
+#pragma unroll
+                for (int k = 0; k < words; ++k) {
+                    u32 u = lifted<source_t>::of(x.w[k]);
+                    seen |= u;
+                    best[j] = lifted<source_t>::greater(best[j], u);
+                }
+            }
+        }
+        u32 bits = 0; // in lane j that of row j
+#pragma unroll
+        for (int j = 0; j < together; ++j) {
+            u32 all = __reduce_max_sync(0xffffffffu, lifted<source_t>::best(best[j]));
+            bits = lane == j ? all : bits;
+        }
+        if (lane < together && i + lane < rows) {
+            u32 *known = &s.best[warp][first + i + lane];
+            *known = more && *known > bits ? *known : bits;
+        }
+    }
+}
+
+// The scales of the rows of a unit, whose maxima are there.
+__device__ __forceinline__ void make_scales(const row_call &c, const plan &p, shared_words &s,
+                                            i64 top) {
+    int r = threadIdx.x;
+    __syncthreads();
+    if (r < 1 << p.held_log) {
+        int first = (r >> p.group_rows_log) * (p.lanes / 32), end = first + p.lanes / 32;
+        u32 best = 0;
+#pragma unroll
+        for (int w = 0; w < warps; ++w)
+            if (w >= first && w < end) best = max(best, s.best[w][r]);
+        scale_pair made = scale_from_amax<format, power_of_two>(__uint_as_float(best));
+        s.scale[r] = made.scale;
+        if (c.row_scales && top + r < ceil_div(c.m.rows, 16) * 16)
+            c.row_scales[top + r] = top + r < c.m.rows ? made.scale_inv : 0.0f;
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ void cast(const row_call &c, const plan &p, const shared_words &s,
+                                     const unit &at, const u8 *slot) {
+    i64 row = at.top + p.first_row();
+    int rows = int(min64(p.rows(), c.row_rows - row)), first = p.first_row();
+    if (!c.row) return;
+#pragma unroll 1
+    for (int i = 0; i < rows; ++i) {
+        float scale = s.scale[first + i];
+        u8 *to = c.row + (row + i) * c.row_ld;
+#pragma unroll 4
+        for (int v = p.lane; v < at.size; v += p.lanes) {
+            i64 col = i64(at.first + v) * 8;
+            vec8<source_t> x = vector_at(p, slot, first + i, v);
+            if (col < c.row_ld)
+                __stcs(reinterpret_cast<uint2 *>(to + col),
+                       repair8<format>(x, cast8<format>(x, scale)));
+        }
+    }
+}
+
+__device__ __forceinline__ void wait_for_slot(int slots) {
+    if (slots == 1)
         copy_wait<0>();
-    else if (ahead == 2)
+    else if (slots == 2)
         copy_wait<1>();
-    else if (ahead == 3)
+    else if (slots == 3)
         copy_wait<2>();
     else
         copy_wait<3>();
 }
 
-// Slabs of `count` rows, of which a thread owns `chunks` vectors.
-template <int count, int chunks>
-__device__ __forceinline__ bool bands_in_shared(const row_call &c, shared_words &s,
-                                                const u8 *shared) {
-    constexpr int per_band = band / count;
-    int row_bytes = int(ceil_div(c.m.cols, 8)) * int(sizeof(vec8<source_t>));
-    int slots = ring_bytes / (count * row_bytes);
-    slots = slots < most_slots ? slots : most_slots;
-    int ahead = slots - 2;
-    i64 bands = ceil_div(c.m.rows, band);
-    int slabs = int(ceil_div(bands - blockIdx.x, gridDim.x)) * per_band;
-    u32 target = u32(__cvta_generic_to_shared(shared));
-    auto first_row = [&](int slab) {
-        return (blockIdx.x + i64(slab / per_band) * gridDim.x) * band + slab % per_band * count;
-    };
-    auto place = [&](int slab) { return slab % slots * count * row_bytes; };
-    auto fetch = [&](int slab) {
-        if (slab < slabs) stage_slab(target + place(slab), c, first_row(slab), count, row_bytes);
-        copy_commit();
-    };
-    own_columns<chunks> own;
-    own.clear(), own.seen = 0;
-    for (int slab = 0; slab < ahead; ++slab) fetch(slab);
-    for (int slab = 0; slab <= slabs; ++slab) {
-        wait_for_slab(ahead);
-        __syncthreads(); // this slab is there; of the one before the maxima; the one before that is cast
-        fetch(slab + ahead);
-        if (slab < slabs)
-            slab_maxima<count>(own, s.best[slab % 2], shared + place(slab), row_bytes);
-        if (slab < slabs && slab % per_band == per_band - 1) {
-            write_columns(c, own, first_row(slab) / band, 0);
-            own.clear();
-        }
-        if (slab > 0)
-            slab_cast<count, chunks>(c, s.best[(slab - 1) % 2], shared + place(slab - 1),
-                                     first_row(slab - 1), row_bytes);
-    }
-    return own.seen & lifted<source_t>::marks;
-}
-
-// ---- rows that do not -----------------------------------------------------------------------------
-__device__ __forceinline__ vec8<source_t> load_own(const row_call &c, i64 r, i64 col) {
-    const source_t *p = c.m.base + r * c.m.ld + col;
-    i64 count = r < c.m.rows ? c.m.cols - col : 0;
-    return count >= 8 ? load_vec8(p, c.m.width) : load_vec8_edge(p, count);
-}
-
-__device__ __forceinline__ void read_band(const row_call &c, own_columns<most_chunks> &own,
-                                          shared_words &s, i64 b) {
-    for (i64 first = 0; first < c.m.cols; first += span) {
-        own.clear();
-        for (int g = 0; g < band; ++g) {
-            u32 best = lifted<source_t>::zero;
-#pragma unroll
-            for (int i = 0; i < most_chunks; ++i) {
-                i64 col = first + i64(i * threads + threadIdx.x) * 8;
-                if (col < c.m.cols) best = own.add(i, load_own(c, b * band + g, col), best);
-            }
-            u32 bits = __reduce_max_sync(0xffffffffu, lifted<source_t>::best(best));
-            if (threadIdx.x % 32 == 0) atomicMax(&s.row_best[g], bits);
-        }
-        write_columns(c, own, b, first);
-    }
-}
-
-__device__ __forceinline__ bool bands_read_twice(const row_call &c, shared_words &s) {
-    own_columns<most_chunks> own;
-    own.seen = 0;
-    for (i64 b = blockIdx.x; b < ceil_div(c.m.rows, band); b += gridDim.x) {
-        __syncthreads(); // the scales of the band before have been used
-        if (threadIdx.x < band) s.row_best[threadIdx.x] = 0;
-        __syncthreads();
-        read_band(c, own, s, b);
-        __syncthreads();
-        if (threadIdx.x < band) {
-            float amax = __uint_as_float(s.row_best[threadIdx.x]);
-            scale_pair made = scale_from_amax<format, power_of_two>(amax);
-            s.scale[threadIdx.x] = made.scale;
-            write_row_scale(c, b * band + threadIdx.x, made.scale_inv);
-        }
-        __syncthreads();
-        for (int g = 0; c.row && g < band && b * band + g < c.row_rows; ++g) {
-#pragma unroll 4
-            for (i64 col = threadIdx.x * 8; col < c.row_ld; col += threads * 8)
-                put(c, load_own(c, b * band + g, col), s.scale[g], b * band + g, col);
-        }
-    }
-    return own.seen & lifted<source_t>::marks;
-}
-
-extern "C" __global__ void __launch_bounds__(threads, 1)
+extern "C" __global__ void __launch_bounds__(threads, 3)
     $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, u8 *row, i64 row_ld,
-           i64 row_rows, float *row_scales, float *column_partials, i64 column_partials_ld,
-           u32 *found_inf, float *dbias_partials, i64 dbias_ld, const u32 *when) {
+           i64 row_rows, float *row_scales, u32 *found_inf, const u32 *when) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ shared_words s;
     if (!start_kernel(when)) return;
-    row_call c = {make_matrix(source, source_ld, rows, cols),
-                  row,
-                  row_ld,
-                  row_rows,
-                  row_scales,
-                  column_partials,
-                  column_partials_ld,
-                  dbias_partials,
-                  dbias_ld};
-    i64 row_bytes = ceil_div(cols, 8) * i64(sizeof(vec8<source_t>));
-    constexpr i64 chunk = threads * 8; // columns
-    bool found;
-    if (cols > span || 3 * row_bytes > ring_bytes)
-        found = bands_read_twice(c, s);
-    else if (cols <= chunk / 2)
-        found = bands_in_shared<8, 1>(c, s, shared);
-    else if (cols <= chunk)
-        found = bands_in_shared<4, 1>(c, s, shared);
-    else if (cols <= 2 * chunk)
-        found = bands_in_shared<2, 2>(c, s, shared);
-    else
-        found = bands_in_shared<1, most_chunks>(c, s, shared);
-    if (found && found_inf) *found_inf = 1;
+    row_call c = {make_matrix(source, source_ld, rows, cols), row, row ? row_ld : 0, row_rows,
+                  row_scales};
+    plan p = make_plan(c);
+    bool own = c.m.width == vector_bytes; // a thread reads what it has copied itself
+    i64 units = (ceil_div(rows, 16) * 16 + (1 << p.held_log) - 1) >> p.held_log;
+    i64 mine = blockIdx.x < units ? (units - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
+    i64 steps = mine * p.steps();
+    u32 base = smem_address(shared), seen = 0;
+    int slot_bytes = (p.part * vector_bytes) << p.held_log;
+    int slot = 0, step = 0, next_step = 0; // of a unit
+    i64 top = i64(blockIdx.x) << p.held_log, next_top = top, down = i64(gridDim.x) << p.held_log;
+    auto unit_of = [&](i64 at, int n) {
+        int part = n < p.parts ? n : n - p.parts;
+        return unit{at, part * p.part, min(p.part, p.size - part * p.part),
+                    base + slot * slot_bytes};
+    };
+
+    // A step is fetched `slots` turns before it is taken, into the slot of the one that has just been.
+#pragma unroll 1
+    for (i64 n = 0; n < steps + p.slots; ++n) {
+        if (n >= p.slots) {
+            const u8 *here = shared + slot * slot_bytes;
+            unit at = unit_of(top, step);
+            wait_for_slot(p.slots);
+            if (!own) __syncthreads();
+            if (step < p.parts) {
+                look(p, s, at, here, step > 0, seen);
+                if (step == p.parts - 1) make_scales(c, p, s, top);
+            }
+            if (p.parts == 1 || step >= p.parts) cast(c, p, s, at, here);
+            if (++step == p.steps()) step = 0, top += down;
+            if (!own) __syncthreads();
+        }
+        if (n < steps) {
+            fetch(c, p, unit_of(next_top, next_step));
+            if (++next_step == p.steps()) next_step = 0, next_top += down;
+        }
+        copy_commit();
+        if (++slot == p.slots) slot = 0;
+    }
+    if ((seen & lifted<source_t>::marks) && found_inf) *found_inf = 1;
 }

@@ -28,8 +28,8 @@ M.SUSTAINED = 1.09
 function M.moving(bytes) return bytes / (COPY * COPY_SHARE) + LAUNCH end
 
 -- Arguments whose buffers a step moves once. Partial amaxes of whole tensors are not worth a word.
-local moved = { "source", "row", "row_scales", "transposed", "transposed_scales", "column_partials",
-    "dbias_partials", "dbias" }
+local moved = { "source", "row", "row_scales", "transposed", "transposed_scales", "row_partials",
+    "column_partials", "dbias_partials", "dbias" }
 local summed = { "partials", "dbias" } -- of column_sums
 
 local function number(value, tokens) return value == "M" and tokens or value end

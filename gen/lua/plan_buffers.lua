@@ -117,8 +117,26 @@ function M.dx_stage_dtype(layer)
     return stage_dtype(layer, "dgrad", "dy", layer.grad_input)
 end
 
--- What quantising leaves between its launches: amaxes of the tensor, of the columns of an operand band by
--- band, sums for dbias.
+-- Amaxes of the rows and, if wanted, the columns of an operand: of each 128 elements, and of all.
+local function line_buffers(list, name, extents, columns, format)
+    for i, line in ipairs { "row", columns and "column" or nil } do
+        local count, across = extents[i], extents[3 - i]
+        list[#list + 1] = {
+            name = ("%s_%s_partials"):format(name, line),
+            dtype = "fp32",
+            rows = dim(across, { div = format.line_elements }),
+            cols = dim(count, { pad = TILE }),
+        }
+        list[#list + 1] = {
+            name = ("%s_%s_maxima"):format(name, line),
+            dtype = "fp32",
+            rows = 1,
+            cols = dim(count, { pad = TILE }),
+        }
+    end
+end
+
+-- What quantising leaves between its launches: amaxes of the tensor or of its lines, sums for dbias.
 local function quantise_buffers(list, layer, row, format)
     local n, k = layer.out_features, layer.in_features
     local extents = { x = { "M", k }, w = { n, k }, dy = { "M", n } }
@@ -128,21 +146,16 @@ local function quantise_buffers(list, layer, row, format)
         list[#list + 1] = { name = "barrier", dtype = "uint32", rows = 1, cols = words }
     end
     for _, name in ipairs { "x", "w", "dy" } do
-        if row[name] and row[name].make == "rows" then
-            list[#list + 1] = {
-                name = name .. "_column_partials",
-                dtype = "fp32",
-                rows = dim(extents[name][1], { div = format.band_rows }),
-                cols = dim(extents[name][2], { pad = TILE }),
-            }
+        local of = row[name]
+        if of and (of.make == "rows" or of.make == "rows_alone" and name == "dy" and layer.bias) then
+            line_buffers(list, name, extents[name], of.transposed ~= nil, format)
         end
     end
     if layer.bias then
-        local by_rows = row.dy and row.dy.row == "row"
         list[#list + 1] = {
             name = "dbias_partials",
             dtype = "fp32",
-            rows = dim("M", { div = by_rows and format.band_rows or format.dbias_rows }),
+            rows = dim("M", { div = format.dbias_rows }),
             cols = dim(n, { pad = TILE }),
         }
     end

@@ -10,9 +10,8 @@ M.PARTIALS = 1024 -- amax: one a CTA, and that many CTAs at most
 M.TILE = 128 -- quantise: rows and columns of a tile
 
 local PARTIALS, TILE = M.PARTIALS, M.TILE
-local BAND = 32 -- rows that a CTA of quantize_row takes
 local SIZE = { bf16 = 2, fp32 = 4 }
-local ROW_RING = 200 * 1024 -- bytes of rows under way in quantize_row
+local ROW_BYTES = 64 * 1024 -- of the rows that a CTA of quantize_row has in shared memory
 local ALL = (1 << 31) - 1 -- rows or columns of a tile: as many as there are
 
 local function name_of(...)
@@ -72,23 +71,6 @@ end
 
 -- Kernels that take a tile through shared memory, which then takes the transposed one.
 local function tile_bytes(s) return TILE * TILE * SIZE[s.source_dtype] end
-
-local function row_kind(dbias)
-    return {
-        op = "quantize_row",
-        template = "quantize_row.cu",
-        name = cast_name(dbias and "quantize_row_dbias" or "quantize_row"),
-        parameters = function(s)
-            local parameters = cast_parameters(s)
-            parameters.dbias = dbias
-            parameters.ring_bytes = ROW_RING
-            return parameters
-        end,
-        block = 512,
-        shared_bytes = function() return ROW_RING end,
-        grid = tiles(BAND, ALL, 1, true), -- a CTA has whole rows
-    }
-end
 
 M.FUSED_CTAS = 512 -- at most, of a cooperative launch
 
@@ -192,15 +174,44 @@ local kernel_kinds = {
         grid = tiles(ALL, 128, 8, true),
         over = { rows = "partial_rows", cols = "cols" },
     },
-    quantize_row = row_kind(false),
-    quantize_row_dbias = row_kind(true), -- also the column sums of every BAND rows
-    quantize_column = {
-        op = "quantize_column",
-        template = "quantize_column.cu",
-        name = cast_name "quantize_column",
-        parameters = cast_parameters,
+    quantize_row = {
+        op = "quantize_row",
+        template = "quantize_row.cu",
+        name = cast_name "quantize_row",
+        parameters = function(s)
+            local parameters = cast_parameters(s)
+            parameters.shared_bytes = ROW_BYTES
+            return parameters
+        end,
+        shared_bytes = function() return ROW_BYTES end,
+        grid = tiles(1, ALL, 3, true), -- a CTA has whole rows
+    },
+    line_amax = {
+        op = "line_amax",
+        template = "line_amax.cu",
+        name = function(s) return "line_amax_" .. s.source_dtype end,
+        parameters = function(s) return { source = s.source_dtype } end,
         shared_bytes = tile_bytes,
         grid = tiles(TILE, TILE, 3, true),
+    },
+    line_scales = {
+        op = "line_scales",
+        template = "line_scales.cu",
+        name = function(s)
+            return name_of("line_scales", s.target_dtype, s.power_of_two and "pow2" or "")
+        end,
+        parameters = function(s)
+            return { format = s.target_dtype, power_of_two = s.power_of_two }
+        end,
+        grid = elements(16384, 4, 0), -- 32 lines a CTA at a time
+    },
+    quantize_lines = {
+        op = "quantize_lines",
+        template = "quantize_lines.cu",
+        name = cast_name "quantize_lines",
+        parameters = cast_parameters,
+        shared_bytes = tile_bytes,
+        grid = tiles(TILE, TILE, 3),
     },
     quantize_block = { -- scales of 1 x 128
         op = "quantize_block",

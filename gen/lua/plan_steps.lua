@@ -6,7 +6,8 @@
 -- An operand here: name, dtype of its source, rows, cols, scaling (its entry in recipe.lua), dbias (true:
 -- its column sums are wanted too), when (a buffer, or null).
 --
--- Not obvious: dbias is added up by the op quantize where there is one; after the others by column_sums.
+-- Not obvious: dbias is added up by the ops quantize and line_scales where there is one; after the others by
+-- column_sums.
 
 local kernels = require "plan_kernels"
 local recipe = require "recipe"
@@ -172,35 +173,85 @@ local function sums_step(c)
     }
 end
 
--- The row copy with a scale a row. leave_columns: also the amaxes of the columns.
-local function row_step(c, o, leave_columns)
-    local partials = leave_columns and o.name .. "_column_partials"
+-- The row copy with a scale a row.
+local function row_step(c, o)
     return {
         op = "quantize_row",
-        kernel = c.kernel(o.dbias and "quantize_row_dbias" or "quantize_row", semantics(c, o)),
-        args = merged(source_args(o), copy_args(c, o, "row", true), partial_args(c, o), {
+        kernel = c.kernel("quantize_row", semantics(c, o)),
+        args = merged(source_args(o), copy_args(c, o, "row", true), {
             row_scales = o.name .. "_row_scales",
-            column_partials = partials or c.null,
-            column_partials_ld = partials and partials .. ".ld" or 0,
             found_inf = "found_inf",
         }),
-        reason = ("%s; row copy for %s with a scale a row%s%s"):format(what_of(c, o),
-            contractions[o.name][1], leave_columns and "; the same read gives the amaxes of columns" or "",
-            o.dbias and " and the sums of dbias" or ""),
+        reason = ("%s; row copy for %s with a scale a row, from one read"):format(what_of(c, o),
+            contractions[o.name][1]),
     }
 end
 
-local function column_step(c, o)
+-- A buffer of lines where the operand has the copy that they are of.
+local function of_lines(c, o, copy, name)
+    local line = copy == "row" and "row" or "column"
+    return o.scaling[copy] and ("%s_%s_%s"):format(o.name, line, name) or c.null
+end
+
+local function line_partials(c, o)
+    local row, column = of_lines(c, o, "row", "partials"), of_lines(c, o, "transposed", "partials")
     return {
-        op = "quantize_column",
-        kernel = c.kernel("quantize_column", semantics(c, o)),
-        args = merged(source_args(o), copy_args(c, o, "transposed", true), {
-            column_partials = o.name .. "_column_partials",
-            column_partials_ld = o.name .. "_column_partials.ld",
-            transposed_scales = o.name .. "_transposed_scales",
-        }),
-        reason = ("transposed copy of %s for %s with a scale a column of %s, from the source again"):format(
-            o.name, contractions[o.name][2], o.name),
+        row_partials = row,
+        row_partials_ld = row ~= c.null and row .. ".ld" or 0,
+        column_partials = column,
+        column_partials_ld = column ~= c.null and column .. ".ld" or 0,
+    }
+end
+
+local function line_maxima(c, o)
+    return {
+        row_maxima = of_lines(c, o, "row", "maxima"),
+        column_maxima = of_lines(c, o, "transposed", "maxima"),
+    }
+end
+
+-- A scale for every row of the row copy and every column of the source, from the amaxes of all of these.
+local function line_steps(c, o)
+    local passes = contractions[o.name]
+    local both = o.scaling.transposed ~= nil
+    local how = semantics(c, o)
+    return {
+        {
+            op = "line_amax",
+            kernel = c.kernel("line_amax", { source_dtype = o.dtype, target_dtype = "fp32" }),
+            args = merged(source_args(o), partial_args(c, o), line_partials(c, o),
+                { found_inf = "found_inf" }),
+            reason = ("%s scaling: one read gives the amaxes of the rows%s of %s%s"):format(
+                c.layer.recipe.name, both and " and columns" or "", o.name,
+                o.dbias and " and the column sums of dbias" or ""),
+        },
+        {
+            op = "line_scales",
+            kernel = c.kernel("line_scales", {
+                source_dtype = "fp32",
+                target_dtype = how.target_dtype,
+                power_of_two = how.power_of_two,
+            }),
+            args = merged(line_partials(c, o), line_maxima(c, o), partial_args(c, o), {
+                rows = o.rows,
+                cols = o.cols,
+                row_scales = o.name .. "_row_scales",
+                transposed_scales = both and o.name .. "_transposed_scales" or c.null,
+                dbias = o.dbias and "dbias" or c.null,
+                accumulate = o.dbias and "accumulate" or 0,
+                when = o.when,
+            }),
+            reason = ("one amax and scale for each of them%s"):format(
+                o.dbias and "; adds up dbias" or ""),
+        },
+        {
+            op = "quantize_lines",
+            kernel = c.kernel("quantize_lines", how),
+            args = merged(source_args(o), copies_args(c, o), line_maxima(c, o)),
+            reason = ("%s; row copy for %s with a scale a row%s, from one read"):format(what_of(c, o),
+                passes[1], both and (" and transposed copy for %s with a scale a column of %s"):format(
+                    passes[2], o.name) or ""),
+        },
     }
 end
 
@@ -260,13 +311,16 @@ function makers.known(c, o)
     return list
 end
 
-function makers.rows(c, o) return { row_step(c, o, true), column_step(c, o) } end
+function makers.rows(c, o) return line_steps(c, o) end
 
-function makers.rows_alone(c, o) return { row_step(c, o, false) } end
+-- The column sums of dbias need a pass over tiles, which finds the amaxes of the rows too.
+function makers.rows_alone(c, o)
+    return o.dbias and line_steps(c, o) or { row_step(c, o) }
+end
 
 function makers.rows_and_tensor(c, o)
     return {
-        row_step(c, o, false),
+        row_step(c, o),
         own_pair(c, o, { transposed = true },
             ("the transposed copy of %s has one scale, whose amax comes first"):format(o.name),
             ("transposed copy of %s for %s with one scale, from the source again"):format(o.name,
@@ -277,7 +331,9 @@ end
 function makers.blocks(c, o) return { block_step(c, o) } end
 
 -- Whether the last step adds up dbias itself.
-local function adds_up(list) return list[#list].op == "quantize" end
+local function adds_up(list)
+    return list[#list].op == "quantize" or list[#list].op == "quantize_lines"
+end
 
 function M.quantize(c, o)
     local list = makers[o.scaling.make](c, o)

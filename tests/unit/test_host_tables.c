@@ -90,7 +90,7 @@ static struct outputs make_outputs(const struct op_case *c, fp8_scaling scaling,
     struct outputs o = {
         .row = poisoned(FP8_DTYPE_E4M3, round_up(rows, 16), round_up(cols, 128), poison),
         .transposed = poisoned(FP8_DTYPE_E4M3, round_up(cols, 16), round_up(rows, 128), poison),
-        .bands = poisoned(FP8_DTYPE_FP32, (rows + 31) / 32, cols, poison),
+        .bands = poisoned(FP8_DTYPE_FP32, down, cols, poison),
     };
     int64_t lines[2] = { 1, 1 }, lds[2] = { 16, 16 };
     if (scaling == FP8_SCALING_ROW) {
@@ -213,7 +213,8 @@ static void tensor(const struct op_case *c, const struct matrix *m, int poison)
     drop_outputs(&o);
 }
 
-static void row(const struct op_case *c, const struct matrix *m, int poison)
+/* The row copy alone, from one read: the same bytes. */
+static void row_alone(const struct op_case *c, const struct matrix *m, int poison)
 {
     fp8_semantics how = semantics_of(c, FP8_SCALING_ROW);
     struct outputs o = make_outputs(c, FP8_SCALING_ROW, poison);
@@ -221,19 +222,52 @@ static void row(const struct op_case *c, const struct matrix *m, int poison)
     put_source(args + FP8_QUANTIZE_ROW_source, m);
     put_copy(args + FP8_QUANTIZE_ROW_row, &o.row);
     args[FP8_QUANTIZE_ROW_row_scales].p = o.row_scales.data;
-    args[FP8_QUANTIZE_ROW_column_partials].p = o.bands.data;
-    args[FP8_QUANTIZE_ROW_column_partials_ld].i = o.bands.ld;
     args[FP8_QUANTIZE_ROW_found_inf].p = &o.found_inf;
     assert_int_equal(fp8_host_run(pool, FP8_OP_QUANTIZE_ROW, &how, args), FP8_OK);
-    fp8_value column[FP8_QUANTIZE_COLUMN_ARG_COUNT] = { { 0 } };
-    put_source(column + FP8_QUANTIZE_COLUMN_source, m);
-    column[FP8_QUANTIZE_COLUMN_column_partials].p = o.bands.data;
-    column[FP8_QUANTIZE_COLUMN_column_partials_ld].i = o.bands.ld;
-    put_copy(column + FP8_QUANTIZE_COLUMN_transposed, &o.transposed);
-    column[FP8_QUANTIZE_COLUMN_transposed_scales].p = o.transposed_scales.data;
-    assert_int_equal(fp8_host_run(pool, FP8_OP_QUANTIZE_COLUMN, &how, column), FP8_OK);
+    expect_sum(c, "row alone, row copy", &o.row, c->sums[4]);
+    expect_sum(c, "row alone, row scales", &o.row_scales, c->sums[5]);
+    assert_int_equal(o.found_inf, c->found_inf);
+    drop_outputs(&o);
+}
+
+static void lines(const struct op_case *c, const struct matrix *m, int poison)
+{
+    fp8_semantics how = semantics_of(c, FP8_SCALING_ROW);
+    struct outputs o = make_outputs(c, FP8_SCALING_ROW, poison);
+    struct matrix partials = poisoned(FP8_DTYPE_FP32, (c->cols + 127) / 128, c->rows, poison),
+                  row_maxima = poisoned(FP8_DTYPE_FP32, 1, c->rows, poison),
+                  column_maxima = poisoned(FP8_DTYPE_FP32, 1, c->cols, poison);
+    fp8_value args[FP8_LINE_AMAX_ARG_COUNT] = { { 0 } };
+    put_source(args + FP8_LINE_AMAX_source, m);
+    args[FP8_LINE_AMAX_row_partials].p = partials.data;
+    args[FP8_LINE_AMAX_row_partials_ld].i = partials.ld;
+    args[FP8_LINE_AMAX_column_partials].p = o.bands.data;
+    args[FP8_LINE_AMAX_column_partials_ld].i = o.bands.ld;
+    args[FP8_LINE_AMAX_found_inf].p = &o.found_inf;
+    assert_int_equal(fp8_host_run(pool, FP8_OP_LINE_AMAX, &how, args), FP8_OK);
+    fp8_value scales[FP8_LINE_SCALES_ARG_COUNT] = {
+        [FP8_LINE_SCALES_row_partials].p = partials.data,
+        [FP8_LINE_SCALES_row_partials_ld].i = partials.ld,
+        [FP8_LINE_SCALES_rows].i = c->rows,
+        [FP8_LINE_SCALES_cols].i = c->cols,
+        [FP8_LINE_SCALES_column_partials].p = o.bands.data,
+        [FP8_LINE_SCALES_column_partials_ld].i = o.bands.ld,
+        [FP8_LINE_SCALES_row_maxima].p = row_maxima.data,
+        [FP8_LINE_SCALES_column_maxima].p = column_maxima.data,
+        [FP8_LINE_SCALES_row_scales].p = o.row_scales.data,
+        [FP8_LINE_SCALES_transposed_scales].p = o.transposed_scales.data,
+    };
+    assert_int_equal(fp8_host_run(pool, FP8_OP_LINE_SCALES, &how, scales), FP8_OK);
+    fp8_value cast[FP8_QUANTIZE_LINES_ARG_COUNT] = { { 0 } };
+    put_source(cast + FP8_QUANTIZE_LINES_source, m);
+    cast[FP8_QUANTIZE_LINES_row_maxima].p = row_maxima.data;
+    cast[FP8_QUANTIZE_LINES_column_maxima].p = column_maxima.data;
+    put_copy(cast + FP8_QUANTIZE_LINES_row, &o.row);
+    put_copy(cast + FP8_QUANTIZE_LINES_transposed, &o.transposed);
+    assert_int_equal(fp8_host_run(pool, FP8_OP_QUANTIZE_LINES, &how, cast), FP8_OK);
     expect_all(c, "rowwise", &o, c->sums + 4);
     expect_sum(c, "column maxima", &o.bands, c->sums[16]);
+    drop(&partials), drop(&row_maxima), drop(&column_maxima);
     drop_outputs(&o);
 }
 
@@ -264,7 +298,8 @@ static void every_granularity_as_numpy_has_it(void **state)
         struct matrix m = source_of(c);
         int poison = n % 2 ? 0xFF : 0x7E;
         tensor(c, &m, poison);
-        row(c, &m, poison);
+        row_alone(c, &m, poison);
+        lines(c, &m, poison);
         block(c, &m, FP8_SCALING_BLOCK, poison);
         block(c, &m, FP8_SCALING_TILE, poison);
         drop(&m);

@@ -177,9 +177,9 @@ static void test_rowwise(void **state)
 {
     (void)state;
     json_t *plan = plan_of(LAYER "recipe = recipe.rowwise {}"), *layer = first_layer(plan);
-    expect_ops(pass_of(layer, "weight"), "quantize_row quantize_column");
-    expect_ops(pass_of(layer, "fprop"), "quantize_row quantize_column gemm");
-    expect_ops(pass_of(layer, "quantize_dy"), "quantize_row quantize_column column_sums");
+    expect_ops(pass_of(layer, "weight"), "line_amax line_scales quantize_lines");
+    expect_ops(pass_of(layer, "fprop"), "line_amax line_scales quantize_lines gemm");
+    expect_ops(pass_of(layer, "quantize_dy"), "line_amax line_scales quantize_lines");
     expect_product(layer, "fprop", "e4m3 e4m3", "row row");
     expect_product(layer, "wgrad", "e4m3 e4m3", "row row");
     assert_true(json_is_null(json_object_get(layer, "given")));
@@ -187,8 +187,11 @@ static void test_rowwise(void **state)
     expect_buffer(layer, "x_row_scales", "1", "{\"of\": \"M\", \"pad\": 16}");
     expect_buffer(layer, "x_transposed_scales", "1", "1008");
     expect_buffer(layer, "w_row_scales", "1", "2560");
-    expect_buffer(layer, "x_column_partials", "{\"of\": \"M\", \"div\": 32}", "1024");
-    expect_buffer(layer, "dbias_partials", "{\"of\": \"M\", \"div\": 32}", "2560");
+    expect_buffer(layer, "x_row_partials", "8", "{\"of\": \"M\", \"pad\": 128}");
+    expect_buffer(layer, "x_column_partials", "{\"of\": \"M\", \"div\": 128}", "1024");
+    expect_buffer(layer, "x_row_maxima", "1", "{\"of\": \"M\", \"pad\": 128}");
+    expect_buffer(layer, "x_column_maxima", "1", "1024");
+    expect_buffer(layer, "dbias_partials", "{\"of\": \"M\", \"div\": 128}", "2560");
     json_decref(plan);
 }
 
@@ -198,7 +201,9 @@ static void test_rowwise_hp_wgrad(void **state)
     json_t *plan = plan_of(LAYER "recipe = recipe.rowwise_hp_wgrad {}"), *layer = first_layer(plan);
     expect_ops(pass_of(layer, "weight"), "quantize_row amax quantize");
     expect_ops(pass_of(layer, "fprop"), "quantize_row gemm");
-    expect_ops(pass_of(layer, "quantize_dy"), "quantize_row column_sums");
+    expect_ops(pass_of(layer, "quantize_dy"), "line_amax line_scales quantize_lines");
+    expect_text(step_of(pass_of(layer, "quantize_dy"), "line_amax"), "column_partials", NULL);
+    expect_text(step_of(pass_of(layer, "quantize_dy"), "quantize_lines"), "transposed", NULL);
     json_t *quantize = step_of(pass_of(layer, "weight"), "quantize");
     expect_text(quantize, "row", NULL);
     expect_text(quantize, "transposed", "w_transposed");

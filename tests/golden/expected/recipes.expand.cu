@@ -59,7 +59,7 @@ extern "C" __global__ void fp8_quantize_tile_fp32_e4m3_pow2(const source_t *sour
 // Made by fp8gen 0.1.0 from the template column_sums.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     column_sums
-//   used by:    block, delayed, rowwise, hp_wgrad, bf16
+//   used by:    block, delayed, bf16
 //   parameters: entry = "fp8_column_sums"
 #line 1 "column_sums.cu"
 // column_sums.cu of the golden files: it has no parameters.
@@ -233,37 +233,44 @@ extern "C" __global__ void fp8_dequantize_e4m3_tensor() {}
 // roll.cu of the golden files: it has no parameters.
 extern "C" __global__ void fp8_roll() {}
 
-// Made by fp8gen 0.1.0 from the template quantize_row.cu; edit that, not this.
+// Made by fp8gen 0.1.0 from the template line_amax.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
-//   kernel:     quantize_row_bf16_e4m3
-//   used by:    rowwise
-//   parameters: dbias = false
-//               entry = "fp8_quantize_row_bf16_e4m3"
-//               format = "e4m3"
-//               power_of_two = false
-//               ring_bytes = 204800
+//   kernel:     line_amax_bf16
+//   used by:    rowwise, hp_wgrad
+//   parameters: entry = "fp8_line_amax_bf16"
 //               source = "bf16"
-#line 1 "quantize_row.cu"
-// quantize_row.cu of the golden files: substitutions only.
+#line 1 "line_amax.cu"
+// line_amax.cu of the golden files: substitutions only.
 using source_t = bf16;
-using format = e4m3;
-constexpr bool power_of_two = false;
-extern "C" __global__ void fp8_quantize_row_bf16_e4m3(const source_t *source) {}
+extern "C" __global__ void fp8_line_amax_bf16(const source_t *source) {}
 
-// Made by fp8gen 0.1.0 from the template quantize_column.cu; edit that, not this.
+// Made by fp8gen 0.1.0 from the template line_scales.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
-//   kernel:     quantize_column_bf16_e4m3
+//   kernel:     line_scales_e4m3
 //   used by:    rowwise
-//   parameters: entry = "fp8_quantize_column_bf16_e4m3"
+//   parameters: entry = "fp8_line_scales_e4m3"
+//               format = "e4m3"
+//               power_of_two = false
+#line 1 "line_scales.cu"
+// line_scales.cu of the golden files: substitutions only.
+using format = e4m3;
+constexpr bool power_of_two = false;
+extern "C" __global__ void fp8_line_scales_e4m3(const float *row_partials) {}
+
+// Made by fp8gen 0.1.0 from the template quantize_lines.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model recipes>
+//   kernel:     quantize_lines_bf16_e4m3
+//   used by:    rowwise
+//   parameters: entry = "fp8_quantize_lines_bf16_e4m3"
 //               format = "e4m3"
 //               power_of_two = false
 //               source = "bf16"
-#line 1 "quantize_column.cu"
-// quantize_column.cu of the golden files: substitutions only.
+#line 1 "quantize_lines.cu"
+// quantize_lines.cu of the golden files: substitutions only.
 using source_t = bf16;
 using format = e4m3;
 constexpr bool power_of_two = false;
-extern "C" __global__ void fp8_quantize_column_bf16_e4m3(const source_t *source) {}
+extern "C" __global__ void fp8_quantize_lines_bf16_e4m3(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
@@ -300,23 +307,6 @@ constexpr bool pingpong = true, add = false;
 extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_row_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
     registers<40, 232>();
 }
-
-// Made by fp8gen 0.1.0 from the template quantize_row.cu; edit that, not this.
-//   again:      fp8gen expand <spec of model recipes>
-//   kernel:     quantize_row_dbias_bf16_e4m3
-//   used by:    rowwise
-//   parameters: dbias = true
-//               entry = "fp8_quantize_row_dbias_bf16_e4m3"
-//               format = "e4m3"
-//               power_of_two = false
-//               ring_bytes = 204800
-//               source = "bf16"
-#line 1 "quantize_row.cu"
-// quantize_row.cu of the golden files: substitutions only.
-using source_t = bf16;
-using format = e4m3;
-constexpr bool power_of_two = false;
-extern "C" __global__ void fp8_quantize_row_dbias_bf16_e4m3(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
@@ -452,11 +442,10 @@ extern "C" __global__ void fp8_dequantize_e4m3_row() {}
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     quantize_row_bf16_e4m3_pow2
 //   used by:    hp_wgrad
-//   parameters: dbias = false
-//               entry = "fp8_quantize_row_bf16_e4m3_pow2"
+//   parameters: entry = "fp8_quantize_row_bf16_e4m3_pow2"
 //               format = "e4m3"
 //               power_of_two = true
-//               ring_bytes = 204800
+//               shared_bytes = 65536
 //               source = "bf16"
 #line 1 "quantize_row.cu"
 // quantize_row.cu of the golden files: substitutions only.
@@ -500,22 +489,33 @@ constexpr bool power_of_two = true;
 #line 13 "quantize.cu"
 extern "C" __global__ void fp8_quantize_bf16_pow2() {}
 
-// Made by fp8gen 0.1.0 from the template quantize_row.cu; edit that, not this.
+// Made by fp8gen 0.1.0 from the template line_scales.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
-//   kernel:     quantize_row_dbias_bf16_e4m3_pow2
+//   kernel:     line_scales_e4m3_pow2
 //   used by:    hp_wgrad
-//   parameters: dbias = true
-//               entry = "fp8_quantize_row_dbias_bf16_e4m3_pow2"
+//   parameters: entry = "fp8_line_scales_e4m3_pow2"
 //               format = "e4m3"
 //               power_of_two = true
-//               ring_bytes = 204800
+#line 1 "line_scales.cu"
+// line_scales.cu of the golden files: substitutions only.
+using format = e4m3;
+constexpr bool power_of_two = true;
+extern "C" __global__ void fp8_line_scales_e4m3_pow2(const float *row_partials) {}
+
+// Made by fp8gen 0.1.0 from the template quantize_lines.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model recipes>
+//   kernel:     quantize_lines_bf16_e4m3_pow2
+//   used by:    hp_wgrad
+//   parameters: entry = "fp8_quantize_lines_bf16_e4m3_pow2"
+//               format = "e4m3"
+//               power_of_two = true
 //               source = "bf16"
-#line 1 "quantize_row.cu"
-// quantize_row.cu of the golden files: substitutions only.
+#line 1 "quantize_lines.cu"
+// quantize_lines.cu of the golden files: substitutions only.
 using source_t = bf16;
 using format = e4m3;
 constexpr bool power_of_two = true;
-extern "C" __global__ void fp8_quantize_row_dbias_bf16_e4m3_pow2(const source_t *source) {}
+extern "C" __global__ void fp8_quantize_lines_bf16_e4m3_pow2(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>

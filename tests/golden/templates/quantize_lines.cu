@@ -1,4 +1,4 @@
-// quantize_column.cu of the golden files: substitutions only.
+// quantize_lines.cu of the golden files: substitutions only.
 using source_t = $source;
 using format = $format;
 constexpr bool power_of_two = $power_of_two;
