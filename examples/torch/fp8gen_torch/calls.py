@@ -315,7 +315,10 @@ class Plan:
 
 def quantize_weight(plan, weight, copies, at, data=None):
     """Bytes of a weight's operand; written into `data` if that is given."""
-    source = matrix(weight.detach())
+    source, ld = weight, plan.k
+    if weight.dtype not in _IO or not weight.is_contiguous():
+        source = matrix(weight.detach())
+        ld = source.stride(0)
     if data is None:
         data = operand.empty(plan.n, plan.k, copies, plan.device, plan.w_scalings)
     pool = plan._pool(("weight", copies, source.dtype))
@@ -328,7 +331,7 @@ def quantize_weight(plan, weight, copies, at, data=None):
             operand=_operand(0, 0, plan.n, plan.k, copies, plan.w_scalings),
         )
         p.args.role, p.args.copies = abi.ROLE_W, copies
-    p.source.data, p.source.ld = source.data_ptr(), source.stride(0)
+    p.source.data, p.source.ld = source.data_ptr(), ld
     p.operand.data = data.data_ptr()
     plan._run(_runtime.fp8_quantize, p, at)
     pool.append(p)
