@@ -158,6 +158,7 @@ fp8_status fp8_kernel_share(const struct fp8_context *context, struct fp8_kernel
                             const struct fp8_kernel *loaded)
 {
     kernel->function = loaded->function;
+    kernel->most_clusters = loaded->most_clusters;
     return check_parameters(context, kernel);
 }
 
