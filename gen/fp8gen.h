@@ -218,7 +218,8 @@ FP8GEN_API fp8gen_status fp8gen_cache_list(const char *dir, uint32_t verify,
 
 /* Removes the entries used longest ago until at most max_size is left ("512M"; NULL: $FP8GEN_CACHE_SIZE, or
  * 1G), and what killed processes left. Every build that adds to the cache does that by itself, but keeps
- * what was used within the last minute. *removed: bytes. FP8GEN_ERR_ARGUMENT: max_size is no size. */
+ * what was used within the last minute. *removed: bytes. FP8GEN_ERR_ARGUMENT: max_size, or the variable, is no
+ * size. */
 FP8GEN_API fp8gen_status fp8gen_cache_trim(const char *dir, const char *max_size,
                                            uint64_t *removed);
 

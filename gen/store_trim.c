@@ -328,11 +328,12 @@ fp8gen_status fp8gen_cache_trim(const char *dir, const char *max_size, uint64_t 
     if (removed == NULL)
         return gen_jit_fail(FP8GEN_ERR_ARGUMENT, "error: the place for a result is NULL\n");
     *removed = 0;
-    if (max_size != NULL && !gen_parse_size(max_size, &limit))
+    const char *text = max_size != NULL ? max_size : getenv("FP8GEN_CACHE_SIZE");
+    if (text != NULL && (max_size != NULL || *text != '\0') && !gen_parse_size(text, &limit))
         return gen_jit_fail(FP8GEN_ERR_ARGUMENT,
-                            "error: '%s' is no size\n"
+                            "error: %s'%s' is no size\n"
                             "  hint: bytes, with K, M, G or T behind them: 512M\n",
-                            max_size);
+                            max_size != NULL ? "" : "FP8GEN_CACHE_SIZE: ", text);
     fp8gen_status status = open_existing(dir, &store);
     if (status != FP8GEN_OK || store.fd < 0)
         return status;

@@ -87,6 +87,9 @@ expect_out "removed 0 B"
 run fp8gen cache trim --max-size 12X
 expect_code 2
 expect_err_has "'12X' is no size"
+FP8GEN_CACHE_SIZE=12X run fp8gen cache trim
+expect_code 2
+expect_err_has "FP8GEN_CACHE_SIZE: '12X' is no size"
 expect_err_has "512M"
 run fp8gen cache trim --max-size 0
 expect_code 0
