@@ -153,8 +153,8 @@ static int dies(struct process *p)
 static void test_killed(void **state)
 {
     (void)state;
-    run(4, (struct process){ .timeout = 0.6 }, dies, 0, 1u << 2);
-    run(4, (struct process){ .timeout = 0.6, .flags = FP8_COMM_NO_WATCHDOG }, dies, 0, 1u << 2);
+    run(4, (struct process){ .timeout = 1.5 }, dies, 0, 1u << 2);
+    run(4, (struct process){ .timeout = 1.5, .flags = FP8_COMM_NO_WATCHDOG }, dies, 0, 1u << 2);
     /* the next run starts clean */
     run(4, (struct process){ .timeout = 10 }, collectives, 0, 0);
 }
