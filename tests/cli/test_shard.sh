@@ -73,16 +73,16 @@ done
 
 case_of "amaxes shared over fsdp: fewer ranks than the spec's may be one"
 printf 'return model "m" { mesh = { fsdp = 2 }, recipe = recipe.delayed { amax_group = "fsdp" },
-    layers = { linear "a" { in_features = 32, out_features = 16, tokens = 8 } } }' >shared.lua
-run fp8gen plan shared.lua --world 2
+    layers = { linear "a" { in_features = 32, out_features = 16, tokens = 8 } } }' >"$T/shared.lua"
+run fp8gen plan "$T/shared.lua" --world 2
 expect_code 0
 for mesh in 1 2; do expect_out_has "fsdp $mesh "; done
-run fp8gen run shared.lua --fsdp 1 --device host
+run fp8gen run "$T/shared.lua" --fsdp 1 --device host
 expect_code 0
 expect_out_has "1 ranks"
 
 case_of "too many tokens: said once, whatever the number of ranks"
-run fp8gen run shared.lua --tokens 9 --device host
+run fp8gen run "$T/shared.lua" --tokens 9 --device host
 expect_code 2
 [ "$(cat "$err")" = "fp8gen: error: --tokens 9: layer 'a' is planned for at most 8 tokens" ] ||
     fail "one message expected"
