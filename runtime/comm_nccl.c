@@ -390,8 +390,10 @@ const char *fp8_nccl_no_window(const struct nccl *nccl)
 
 static fp8_status register_window(struct nccl *nccl, struct window *window, size_t bytes)
 {
+    nccl->calling_since = (int64_t)(fp8_clock() * 1e6) + 1;
     int result = nccl->table->window_register(nccl->handle, window->memory, bytes, &window->window,
                                               FP8_NCCL_WIN_COLL_SYMMETRIC);
+    nccl->calling_since = 0;
     if (result == FP8_NCCL_INVALID_ARGUMENT || result == FP8_NCCL_INVALID_USAGE) {
         window->window = NULL; /* refused before anything was done: ordinary memory */
         return FP8_OK;
