@@ -394,7 +394,8 @@ static fp8_status register_window(struct nccl *nccl, struct window *window, size
     int result = nccl->table->window_register(nccl->handle, window->memory, bytes, &window->window,
                                               FP8_NCCL_WIN_COLL_SYMMETRIC);
     nccl->calling_since = 0;
-    if (result == FP8_NCCL_INVALID_ARGUMENT || result == FP8_NCCL_INVALID_USAGE) {
+    if (!nccl->is_late &&
+        (result == FP8_NCCL_INVALID_ARGUMENT || result == FP8_NCCL_INVALID_USAGE)) {
         window->window = NULL; /* refused before anything was done: ordinary memory */
         return FP8_OK;
     }
