@@ -14,7 +14,8 @@ local HOST_RANKS = 8 -- more of them are not joined by NVLink alone
 
 -- H200 SXM, NVLink without multicast, NCCL 2.28. Of every collective and way, by ranks: `least`, what enqueueing
 -- takes however small it is, and lines { seconds to start, bytes/s over a rank's links }, the lowest of which
--- counts. Fitted to tests/bench/results/shard*.jsonl; between measured ranks the smaller number counts.
+-- counts. Fitted to tests/bench/results/shard*.jsonl, all_to_all taken from all_gather: it was measured within steps
+-- alone. Between measured ranks the smaller number counts.
 local NETWORK = {
     all_gather = {
         copy_engine = {
