@@ -344,6 +344,15 @@ static void scales_by_block(void **state)
         PRODUCT(E4M3, E4M3, FP32, BLOCK, BLOCK, 8, 8, 1, .fast = false),
         PRODUCT(E4M3, E4M3, FP32, BLOCK, TILE, 1024, 16, 6144, .fast = false),
         PRODUCT(E4M3, E4M3, BF16, BLOCK, BLOCK, 264, 520, 4100, .fast = false),
+        /* in which order are the two scales applied? */
+        PRODUCT(E4M3, E4M3, FP32, BLOCK, TILE, 256, 384, 512, .a_exponent = 120, .b_exponent = -40,
+                .asked_only = true),
+        PRODUCT(E4M3, E4M3, FP32, BLOCK, TILE, 256, 384, 512, .a_exponent = -40, .b_exponent = 120,
+                .asked_only = true),
+        PRODUCT(E4M3, E4M3, FP32, BLOCK, BLOCK, 256, 384, 512, .a_exponent = 120, .b_exponent = -40,
+                .asked_only = true),
+        PRODUCT(E4M3, E4M3, FP32, BLOCK, BLOCK, 256, 384, 512, .a_exponent = -40, .b_exponent = 120,
+                .asked_only = true),
         /* would they go without padding? */
         PRODUCT(E4M3, E4M3, BF16, BLOCK, TILE, 132, 384, 512, .asked_only = true),
         PRODUCT(E4M3, E4M3, BF16, BLOCK, TILE, 129, 384, 512, .asked_only = true),
