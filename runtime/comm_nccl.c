@@ -402,13 +402,56 @@ static fp8_status register_window(struct nccl *nccl, struct window *window, size
     return fp8_nccl_settle(nccl, result, "registering the gather pool");
 }
 
+/* Whether any rank says so: what all must do alike or none. */
+static fp8_status any_rank(fp8_comm *comm, bool mine, bool *any)
+{
+    float flag = mine;
+    fp8_stream stream = NULL;
+    void *memory = NULL;
+    fp8_status status = fp8_stream_create(comm->context, &stream);
+    if (status == FP8_OK)
+        status = fp8_memory_alloc(comm->context, sizeof flag, &memory);
+    if (status == FP8_OK)
+        status = fp8_memory_copy(comm->context, memory, &flag, sizeof flag, stream);
+    if (status == FP8_OK)
+        status = fp8_comm_all_reduce_max(comm, memory, 1, "what ranks can do", stream);
+    if (status == FP8_OK)
+        status = fp8_comm_wait(comm, stream);
+    if (status == FP8_OK)
+        status = fp8_memory_copy(comm->context, &flag, memory, sizeof flag, stream);
+    if (status == FP8_OK)
+        status = fp8_stream_synchronize(comm->context, stream);
+    fp8_memory_free(comm->context, memory);
+    fp8_stream_destroy(comm->context, stream);
+    *any = flag > 0;
+    return status;
+}
+
+/* NCCL's memory for a window; *why: why not, on this rank or another. */
+static fp8_status alloc_nccl(struct nccl *nccl, struct window *window, size_t bytes,
+                             const char **why)
+{
+    bool any = false;
+    *why = fp8_nccl_no_window(nccl);
+    if (!nccl->comm.is_owned)
+        return FP8_OK;
+    if (!*why && nccl->table->mem_alloc(&window->memory, bytes) != FP8_NCCL_SUCCESS)
+        *why = "ncclMemAlloc refuses", window->memory = NULL;
+    fp8_status status = any_rank(&nccl->comm, *why != NULL, &any);
+    if ((status != FP8_OK || any) && window->memory) {
+        (void)nccl->table->mem_free(window->memory);
+        window->memory = NULL;
+        *why = "another rank has none";
+    }
+    return status;
+}
+
 static fp8_status alloc_window(struct nccl *nccl, struct window *window, size_t bytes)
 {
     fp8_comm *comm = &nccl->comm;
-    const char *why = fp8_nccl_no_window(nccl);
+    const char *why;
     bytes = fp8_align_up(bytes, FP8_NCCL_WINDOW_ALIGNMENT);
-    if (!why && nccl->table->mem_alloc(&window->memory, bytes) != FP8_NCCL_SUCCESS)
-        why = "ncclMemAlloc refuses", window->memory = NULL;
+    FP8_TRY(alloc_nccl(nccl, window, bytes, &why));
     if (!why) {
         window->is_nccl = true;
         pthread_mutex_lock(&comm->lock);
