@@ -256,7 +256,9 @@ class Sharding(ctypes.Structure):
         ("kind", c_int),
         ("rank", c_int32),
         ("ranks", c_int32),
-        ("reserved", c_uint64 * 2),
+        ("transposed", c_uint32),
+        ("reserved0", c_uint32),
+        ("reserved", c_uint64 * 1),
     ]
 
 

@@ -27,8 +27,9 @@ RECIPES = ("current", "delayed", "block")
 def check_recipe(recipe, who):
     if recipe.name not in RECIPES:
         raise RuntimeError(
-            f"{who}: recipe '{recipe.name}' scales the copies of a weight along both of its dims: "
-            f"rows alone have no FP8 bytes; gather it in bf16, or take one of {', '.join(RECIPES)}"
+            f"{who}: recipe '{recipe.name}' scales the second copy of a weight along the sharded "
+            "dim, and such shards are not gathered here (fp8_model does); gather it in bf16, or take "
+            f"one of {', '.join(RECIPES)}"
         )
 
 
@@ -44,7 +45,7 @@ class Cut:
         n = plan.n
         self.rows = rows
         self.ranks = max(1, -(-n // rows)) if rows else 1
-        self.sharding = abi.Sharding(ctypes.sizeof(abi.Sharding), 0, 0, self.ranks)
+        self.sharding = abi.Sharding(size=ctypes.sizeof(abi.Sharding), ranks=self.ranks)
         chunk, size = ctypes.c_int64(), ctypes.c_size_t()
         where = _address(self.sharding)
         abi.check(_runtime.fp8_shard_range(plan.handle, where, None, None, chunk))
