@@ -128,7 +128,7 @@ static fp8_status check_digest(const struct fp8_reader *reader, const json_t *ro
     const char *digest = json_string_value(json_object_get(root, "digest"));
     if (!digest)
         return fp8_read_bad(reader, "'digest' is missing");
-    bool same;
+    bool same = false;
     FP8_TRY(compare_text(manifest, length, digest, &same));
     if (same)
         return FP8_OK;

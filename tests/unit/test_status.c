@@ -125,7 +125,7 @@ static void operands_that_hold_nothing_have_no_parts(void **state)
     operand.copies = 0xf0; /* bits that mean nothing */
     assert_int_equal(fp8_operand_parts(&operand, &view), FP8_ERR_OPERAND);
     assert_non_null(strstr(fp8_last_error(), "copies is 240"));
-    operand.copies = 0, operand.reserved[2] = 1;
+    operand.copies = 0, operand.reserved[1] = 1;
     assert_int_equal(fp8_operand_parts(&operand, &view), FP8_ERR_ARGUMENT);
     operand.size = 8;
     assert_int_equal(fp8_operand_parts(&operand, &view), FP8_ERR_ARGUMENT);
