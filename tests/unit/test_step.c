@@ -277,6 +277,8 @@ static void check_row(const json_t *row, const char *shapes, int *checked)
         op = "all_gather";
     } else if (strncmp(name, "reduce_scatter_", 15) == 0) {
         op = "reduce_scatter", way = name + 15, given = bytes * ranks;
+    } else if (strcmp(name, "exchange_copy_engine") == 0) {
+        op = "all_to_all", given = bytes * ranks;
     }
     if (op) {
         expect_near(row, predicted_collective(op, way, given, (int32_t)ranks), seconds, is_small);
