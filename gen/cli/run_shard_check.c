@@ -261,11 +261,12 @@ static int add_terms(struct shard_rank *s, struct shard_layer *l, enum shard_buf
                        .exact = l->exact + at,
                        .sizes = l->sizes + at };
     const size_t element = fp8_dtype_bytes(t.dtype);
-    char *all = malloc((size_t)t.ranks * TERMS_BLOCK * element);
+    const int64_t block = count < TERMS_BLOCK ? count : TERMS_BLOCK;
+    char *all = malloc((size_t)t.ranks * (size_t)block * element);
     int code = all ? cli_buffer_download(&s->rank->device, &l->buffers[buffer]) : no_memory();
     t.all = all;
     for (t.first = 0; !code && t.first < count; t.first = t.end) {
-        t.end = t.first + TERMS_BLOCK < count ? t.first + TERMS_BLOCK : count;
+        t.end = t.first + block < count ? t.first + block : count;
         t.bytes = (size_t)(t.end - t.first) * element;
         code = cli_rank_gather(s->rank, (char *)l->buffers[buffer].host + (size_t)t.first * element,
                                t.bytes, all);
