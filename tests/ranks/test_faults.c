@@ -13,7 +13,7 @@
 
 #include "tests/ranks/model_rig.h"
 
-enum { LAYERS = 2, RANKS = 4, ODD = 2, TOKENS = 24, TIMEOUT = 30 };
+enum { LAYERS = 2, RANKS = 4, ODD = 2, TOKENS = 24, TIMEOUT = 30, MOST_TAKEN = 64 };
 enum fault { NONE, OTHER_TOKENS, BACKWARD_TWICE, LEAVES, HOOK_FAILS };
 
 static char bundle[256];
@@ -24,7 +24,7 @@ static const char spec[] =
     "linear \"b\" { in_features = 33, out_features = 130 },\n"
     "} }\n";
 
-/* A rank at work; memory of the host stays until the process ends. */
+/* A rank at work, and all memory that it took. */
 struct bench {
     struct rank *rank;
     fp8_bundle *bundle;
@@ -35,24 +35,29 @@ struct bench {
     fp8_operand saved[LAYERS], grad[LAYERS];
     fp8_call call;
     int64_t tokens;
+    void *taken[MOST_TAKEN];
+    int taken_count;
 };
 
-static void *take(const struct bench *b, size_t bytes)
+static void *take(struct bench *b, size_t bytes)
 {
     void *memory = NULL;
+    if (b->taken_count == MOST_TAKEN)
+        return NULL;
     if (fp8_memory_alloc(b->rank->context, bytes, &memory) == FP8_OK && bytes)
         memset(memory, 0x11, bytes);
+    b->taken[b->taken_count++] = memory;
     return memory;
 }
 
-static fp8_tensor tensor_of(const struct bench *b, int64_t rows, int64_t cols, fp8_dtype dtype)
+static fp8_tensor tensor_of(struct bench *b, int64_t rows, int64_t cols, fp8_dtype dtype)
 {
     return (fp8_tensor){
         take(b, (size_t)(rows * cols) * fp8_dtype_bytes(dtype)), rows, cols, cols, dtype, 0
     };
 }
 
-static fp8_operand operand_of(const struct bench *b, int i, fp8_bytes which)
+static fp8_operand operand_of(struct bench *b, int i, fp8_bytes which)
 {
     fp8_operand operand = FP8_OPERAND_INIT;
     if (fp8_layer_bytes(b->layers[i], TOKENS + ODD, which, &operand.bytes) == FP8_OK)
@@ -199,6 +204,8 @@ static void body(struct rank *rank)
     for (int i = 0; i < LAYERS; i++)
         fp8_layer_destroy(b.layers[i]);
     fp8_bundle_close(b.bundle);
+    while (b.taken_count > 0)
+        fp8_memory_free(rank->context, b.taken[--b.taken_count]);
 }
 
 static void test_faults(void **state)
