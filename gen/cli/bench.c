@@ -40,13 +40,6 @@
         .doc = "hash of the measured sources, kept in the header object",                          \
         .offset = offsetof(struct bench_values, source_hash)                                       \
     }
-#define OPTION_TEMPLATES                                                                           \
-    {                                                                                              \
-        .name = "template-dir", .kind = CLI_TEXT, .metavar = "DIR",                                \
-        .doc = "templates from DIR instead of the built-in ones",                                  \
-        .offset = offsetof(struct bench_values, template_dir)                                      \
-    }
-
 #define OPTION_RECIPE                                                                              \
     {                                                                                              \
         .name = "recipe", .kind = CLI_LIST, .metavar = "NAME",                                     \
@@ -71,7 +64,7 @@ const struct cli_option bench_options_layer[] = {
     OPTION_ROUNDS,
     OPTION_JSON,
     OPTION_HASH,
-    OPTION_TEMPLATES,
+    CLI_OPTION_TEMPLATE_DIR(struct bench_values),
     { .name = NULL },
 };
 
@@ -81,7 +74,7 @@ const struct cli_option bench_options_quantize[] = {
     OPTION_ROUNDS,
     OPTION_JSON,
     OPTION_HASH,
-    OPTION_TEMPLATES,
+    CLI_OPTION_TEMPLATE_DIR(struct bench_values),
     { .name = NULL },
 };
 
@@ -91,7 +84,7 @@ const struct cli_option bench_options_host[] = {
     OPTION_ROUNDS,
     OPTION_JSON,
     OPTION_HASH,
-    OPTION_TEMPLATES,
+    CLI_OPTION_TEMPLATE_DIR(struct bench_values),
     { .name = NULL },
 };
 
@@ -116,7 +109,7 @@ const struct cli_option bench_options_gemm[] = {
     OPTION_ROUNDS,
     OPTION_JSON,
     OPTION_HASH,
-    OPTION_TEMPLATES,
+    CLI_OPTION_TEMPLATE_DIR(struct bench_values),
     { .name = NULL },
 };
 

@@ -88,7 +88,24 @@ void cli_print_options(const struct cli_option *options);
  * wrong and returns an exit code. */
 int cli_read_seconds(const char *option, const char *text, double fallback, double *seconds);
 
-/* The options of every command that plans. */
+/* Options of several commands. */
+#define CLI_OPTION_LAYER(type)                                                                     \
+    {                                                                                              \
+        .name = "layer", .kind = CLI_TEXT, .metavar = "NAME", .doc = "only this layer",            \
+        .offset = offsetof(type, layer)                                                            \
+    }
+#define CLI_OPTION_RECIPE(type)                                                                    \
+    {                                                                                              \
+        .name = "recipe", .kind = CLI_TEXT, .metavar = "NAME",                                     \
+        .doc = "this recipe for every layer instead of the spec's",                                \
+        .offset = offsetof(type, recipe)                                                           \
+    }
+#define CLI_OPTION_TEMPLATE_DIR(type)                                                              \
+    {                                                                                              \
+        .name = "template-dir", .kind = CLI_TEXT, .metavar = "DIR",                                \
+        .doc = "templates from DIR instead of the built-in ones",                                  \
+        .offset = offsetof(type, template_dir)                                                     \
+    }
 #define CLI_OPTION_TUNING(type)                                                                    \
     {                                                                                              \
         .name = "tuning", .kind = CLI_TEXT, .metavar = "FILE",                                     \

@@ -6,12 +6,11 @@
  */
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "gen/cli/cli.h"
-
-#define MAX_KERNELS 256
 
 struct values {
     const char *output;
@@ -31,13 +30,38 @@ static const struct cli_option options[] = {
       .metavar = "NAME",
       .doc = "only this kernel",
       .offset = offsetof(struct values, kernel) },
-    { .name = "template-dir",
-      .kind = CLI_TEXT,
-      .metavar = "DIR",
-      .doc = "templates from DIR instead of the built-in ones",
-      .offset = offsetof(struct values, template_dir) },
+    CLI_OPTION_TEMPLATE_DIR(struct values),
     { .name = NULL },
 };
+
+/* The kernels of a spec; names and texts are the session's. */
+struct kernels {
+    const char **names, **texts;
+    int count;
+};
+
+static int expand_all(fp8gen *gen, const char *path, struct kernels *all)
+{
+    for (int room = 0;; all->count++) {
+        if (all->count == room) {
+            room = 2 * room + 32;
+            const char **names = realloc(all->names, sizeof *names * (size_t)room);
+            all->names = names ? names : all->names;
+            const char **texts = realloc(all->texts, sizeof *texts * (size_t)room);
+            all->texts = texts ? texts : all->texts;
+            if (!names || !texts) {
+                cli_error("out of memory");
+                return CLI_MACHINE;
+            }
+        }
+        fp8gen_status status =
+            fp8gen_expand(gen, all->count, &all->names[all->count], &all->texts[all->count]);
+        if (status)
+            return cli_gen_failed(gen, status, path);
+        if (!all->names[all->count])
+            return CLI_DONE;
+    }
+}
 
 static int write_all(const char *folder, const char *const *names, const char *const *texts,
                      int count)
@@ -83,37 +107,31 @@ static int run(const void *v, int count, char **operands)
 {
     const struct values *values = v;
     struct cli_spec spec = { .path = operands[0], .template_dir = values->template_dir };
-    const char *names[MAX_KERNELS], *texts[MAX_KERNELS];
-    int kernels = 0, first = 0;
+    struct kernels all = { 0 };
+    int first = 0;
     (void)count;
     fp8gen *gen;
     int code = cli_spec_open(&spec, NULL, &gen);
     if (code)
         return code;
-    while (!code && kernels < MAX_KERNELS) {
-        fp8gen_status status = fp8gen_expand(gen, kernels, &names[kernels], &texts[kernels]);
-        if (status)
-            code = cli_gen_failed(gen, status, operands[0]);
-        else if (!names[kernels])
-            break;
-        else
-            kernels++;
-    }
-    int chosen = kernels;
+    code = expand_all(gen, operands[0], &all);
+    int chosen = all.count;
     if (!code && values->kernel) {
-        while (first < kernels && strcmp(names[first], values->kernel) != 0)
+        while (first < all.count && strcmp(all.names[first], values->kernel) != 0)
             first++;
-        if (first == kernels)
-            code = unknown_kernel(values->kernel, names, kernels);
+        if (first == all.count)
+            code = unknown_kernel(values->kernel, all.names, all.count);
         chosen = 1;
     }
     if (!code && values->output)
-        code = write_all(values->output, names + first, texts + first, chosen);
+        code = write_all(values->output, all.names + first, all.texts + first, chosen);
     for (int i = 0; !code && !values->output && i < chosen; i++) {
         if (i > 0)
             putchar('\n');
-        fputs(texts[first + i], stdout);
+        fputs(all.texts[first + i], stdout);
     }
+    free(all.names);
+    free(all.texts);
     fp8gen_close(gen);
     return code;
 }

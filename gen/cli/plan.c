@@ -31,21 +31,13 @@ static const struct cli_option options[] = {
       .kind = CLI_FLAG,
       .doc = "print the plan as JSON",
       .offset = offsetof(struct values, json) },
-    { .name = "layer",
-      .kind = CLI_TEXT,
-      .metavar = "NAME",
-      .doc = "only this layer",
-      .offset = offsetof(struct values, layer) },
+    CLI_OPTION_LAYER(struct values),
     { .name = "tokens",
       .kind = CLI_TEXT,
       .metavar = "N",
       .doc = "plan for N tokens instead of the spec's",
       .offset = offsetof(struct values, tokens) },
-    { .name = "recipe",
-      .kind = CLI_TEXT,
-      .metavar = "NAME",
-      .doc = "plan with this recipe instead of the spec's",
-      .offset = offsetof(struct values, recipe) },
+    CLI_OPTION_RECIPE(struct values),
     { .name = "fsdp",
       .kind = CLI_TEXT,
       .metavar = "F",
@@ -76,34 +68,6 @@ struct cost {
 
 static const char *const pass_names[] = { "weight", "fprop", "quantize_dy", "wgrad", "dgrad" };
 enum { PASS_COUNT = sizeof pass_names / sizeof pass_names[0] };
-
-const char *plan_text(const json_t *object, const char *key)
-{
-    const char *text = json_string_value(json_object_get(object, key));
-    return text ? text : "?";
-}
-
-int64_t plan_integer(const json_t *object, const char *key)
-{
-    return json_integer_value(json_object_get(object, key));
-}
-
-double plan_number(const json_t *object, const char *key)
-{
-    return json_number_value(json_object_get(object, key));
-}
-
-const json_t *plan_find(const json_t *list, const char *name)
-{
-    size_t index;
-    json_t *item;
-    json_array_foreach(list, index, item)
-    {
-        if (strcmp(plan_text(item, "name"), name) == 0)
-            return item;
-    }
-    return NULL;
-}
 
 /* ---- sizes -------------------------------------------------------------------------------------------- */
 
@@ -416,7 +380,7 @@ static struct cost print_layer(const json_t *plan, const json_t *layer, int64_t 
     return sum;
 }
 
-static void print_plan(const json_t *plan, int64_t rank)
+static void print_plan(const json_t *plan, const char *layer_alone, int64_t rank)
 {
     const json_t *mesh = json_object_get(plan, "mesh");
     struct cost total = { 0 };
@@ -434,50 +398,68 @@ static void print_plan(const json_t *plan, int64_t rank)
         total.seconds += cost.seconds * count;
     }
     plan_print_collectives(plan);
-    printf("%s%s%s: %" PRId64 " layers, %zu kernels, tensor %" PRId64 ", fsdp %" PRId64
+    printf("%s%s%s%s%s: %" PRId64 " layer%s, %zu kernels, tensor %" PRId64 ", fsdp %" PRId64
            "; one step moves %s, computes %s, predicted %s\n",
-           cli_style_on(CLI_BOLD), plan_text(plan, "model"), cli_style_off(), instances,
-           json_array_size(json_object_get(plan, "kernels")), plan_integer(mesh, "tensor"),
-           plan_integer(mesh, "fsdp"), cli_format_bytes(a, total.bytes),
-           cli_format_flops(b, total.flops), cli_format_seconds(c, total.seconds));
+           cli_style_on(CLI_BOLD), plan_text(plan, "model"), cli_style_off(),
+           layer_alone ? ", layer " : "", layer_alone ? layer_alone : "", instances,
+           instances == 1 ? "" : "s", json_array_size(json_object_get(plan, "kernels")),
+           plan_integer(mesh, "tensor"), plan_integer(mesh, "fsdp"),
+           cli_format_bytes(a, total.bytes), cli_format_flops(b, total.flops),
+           cli_format_seconds(c, total.seconds));
     plan_print_step(json_object_get(plan, "predicted"), plan_integer(mesh, "fsdp"));
 }
 
-/* Leaves only the layer of that name in the plan. */
+/* ---- one layer ---------------------------------------------------------------------------------------- */
+
+/* Whether the text stands anywhere in a record. */
+static bool mentions(const json_t *record, const char *text)
+{
+    size_t index;
+    const char *key;
+    json_t *item;
+    if (json_is_string(record))
+        return strcmp(json_string_value(record), text) == 0;
+    json_array_foreach(record, index, item)
+    {
+        if (mentions(item, text))
+            return true;
+    }
+    json_object_foreach((json_t *)record, key, item)
+    {
+        if (mentions(item, text))
+            return true;
+    }
+    return false;
+}
+
+/* Leaves only what has to do with the layer of that name in the plan: its record, the kernels it launches,
+ * the collectives that carry it. The predicted step is the whole model's. */
 static int choose_layer(json_t *plan, const char *name)
 {
-    const char *names[256];
-    int count = 0;
-    json_t *layers = json_object_get(plan, "layers");
-    for (size_t i = 0; i < json_array_size(layers) && count < 256; i++)
-        names[count++] = plan_text(json_array_get(layers, i), "name");
-    json_t *chosen = (json_t *)plan_find(layers, name);
-    if (!chosen) {
-        const char *nearest = cli_nearest(name, names, count);
-        cli_error("the spec has no layer '%s'", name);
-        if (nearest)
-            cli_hint("did you mean '%s'?", nearest);
-        else if (count)
-            cli_hint("the first of its %d layers is '%s'", count, names[0]);
-        return CLI_USAGE;
-    }
-    json_t *only = json_array();
-    if (!only || json_array_append(only, chosen) != 0 ||
-        json_object_set_new(plan, "layers", only) != 0) {
+    json_t *layers = json_object_get(plan, "layers"), *chosen = plan_find(layers, name);
+    if (!chosen)
+        return plan_unknown_layer(layers, name);
+    json_t *only = json_pack("[O]", chosen);
+    if (!only || json_object_set_new(plan, "layers", only) != 0) {
         cli_error("out of memory");
         return CLI_MACHINE;
     }
+    json_t *kernels = json_object_get(plan, "kernels");
+    json_t *collectives = json_object_get(plan, "collectives");
+    for (size_t i = json_array_size(kernels); i-- > 0;) {
+        if (!mentions(json_array_get(only, 0), plan_text(json_array_get(kernels, i), "name")))
+            json_array_remove(kernels, i);
+    }
+    for (size_t i = json_array_size(collectives); i-- > 0;) {
+        if (!mentions(json_object_get(json_array_get(collectives, i), "layers"), name))
+            json_array_remove(collectives, i);
+    }
+    json_object_del(plan, "predicted");
     return CLI_DONE;
 }
 
-static int show(const struct values *values, const char *text)
+static int show(const struct values *values, json_t *plan)
 {
-    json_error_t error;
-    json_t *plan = json_loads(text, 0, &error);
-    if (!plan) {
-        cli_error("the plan is not JSON: %s", error.text);
-        return CLI_BUG;
-    }
     int code = values->layer ? choose_layer(plan, values->layer) : CLI_DONE;
     if (!code && values->rank >= 0)
         code = plan_choose_rank(plan, values->rank);
@@ -485,8 +467,7 @@ static int show(const struct values *values, const char *text)
         json_dumpf(plan, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
         putchar('\n');
     } else if (!code)
-        print_plan(plan, values->rank);
-    json_decref(plan);
+        print_plan(plan, values->layer, values->rank);
     return code;
 }
 
@@ -509,15 +490,16 @@ static int run(const void *v, int count, char **operands)
                              .gemm = values->gemm,
                              .fsdp = values->fsdp };
     fp8gen *gen;
-    const char *json;
     (void)count;
     if (values->world)
         return compare(&spec, values);
     int code = cli_spec_open(&spec, NULL, &gen);
     if (code)
         return code;
-    fp8gen_status status = fp8gen_plan(gen, &json);
-    code = status ? cli_gen_failed(gen, status, operands[0]) : show(values, json);
+    json_t *plan = plan_read(gen, operands[0], &code);
+    if (!code)
+        code = show(values, plan);
+    json_decref(plan);
     fp8gen_close(gen);
     return code;
 }

@@ -1,5 +1,5 @@
 /*
- * plan.h - what the files of `fp8gen plan` share: looking into the plan's JSON, and the part about ranks.
+ * plan.h - looking into a plan's JSON, for every command, and what the files of `fp8gen plan` share.
  */
 #ifndef FP8GEN_CLI_PLAN_H
 #define FP8GEN_CLI_PLAN_H
@@ -8,12 +8,21 @@
 
 #include "gen/cli/cli.h"
 
+/* ---- plan_read.c ---------------------------------------------------------------------------------- */
+
+/* The plan of the loaded spec, for the caller to decref; NULL after an error was printed, with its exit
+ * code. path: what the spec is called in messages. */
+json_t *plan_read(fp8gen *gen, const char *path, int *code);
 /* A member of an object; "?" or 0 where there is none. */
 const char *plan_text(const json_t *object, const char *key);
 int64_t plan_integer(const json_t *object, const char *key);
 double plan_number(const json_t *object, const char *key);
 /* The object of that name in a list, or NULL. */
-const json_t *plan_find(const json_t *list, const char *name);
+json_t *plan_find(const json_t *list, const char *name);
+/* Whether the layer computes in bf16: it has no recipe, and shares no FP8 bytes. */
+bool plan_is_bf16(const json_t *layer);
+/* Says that none of the layers has that name, and which one is near. Returns CLI_USAGE. */
+int plan_unknown_layer(const json_t *layers, const char *wanted);
 
 /* ---- plan_ranks.c --------------------------------------------------------------------------------- */
 

@@ -202,17 +202,13 @@ static int add_mesh(const struct cli_spec *spec, int64_t ranks, struct cli_table
 {
     struct cli_spec meshed = *spec;
     char number[24];
-    const char *text = NULL;
+    json_t *plan = NULL;
     fp8gen *gen = NULL;
     snprintf(number, sizeof number, "%" PRId64, ranks);
     meshed.fsdp = number;
     int code = cli_spec_open(&meshed, NULL, &gen);
-    fp8gen_status status = code ? FP8GEN_OK : fp8gen_plan(gen, &text);
-    if (status)
-        code = cli_gen_failed(gen, status, spec->path);
-    json_t *plan = text ? json_loads(text, 0, NULL) : NULL;
-    if (!code && !plan)
-        code = CLI_BUG;
+    if (!code)
+        plan = plan_read(gen, spec->path, &code);
     if (!code) {
         struct traffic t = traffic_of(plan, ranks);
         json_t *row = table ? NULL : mesh_json(plan, ranks, &t);

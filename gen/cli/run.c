@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gen/cli/plan.h"
 #include "gen/cli/random.h"
 #include "gen/cli/run.h"
 
@@ -45,11 +46,7 @@ static const struct cli_option options[] = {
       .doc = "auto, host or cuda (default auto: the GPU if there is one)",
       .offset = offsetof(struct values, device),
       .choices = device_choices },
-    { .name = "layer",
-      .kind = CLI_TEXT,
-      .metavar = "NAME",
-      .doc = "only this layer",
-      .offset = offsetof(struct values, layer) },
+    CLI_OPTION_LAYER(struct values),
     { .name = "tokens",
       .kind = CLI_NUMBER,
       .metavar = "N",
@@ -57,11 +54,7 @@ static const struct cli_option options[] = {
       .offset = offsetof(struct values, tokens),
       .max = INT64_MAX,
       .fallback = -1 },
-    { .name = "recipe",
-      .kind = CLI_TEXT,
-      .metavar = "NAME",
-      .doc = "this recipe for every layer instead of the spec's",
-      .offset = offsetof(struct values, recipe) },
+    CLI_OPTION_RECIPE(struct values),
     { .name = "seed",
       .kind = CLI_NUMBER,
       .metavar = "S",
@@ -81,11 +74,7 @@ static const struct cli_option options[] = {
       .kind = CLI_FLAG,
       .doc = "the accuracy of every recipe and accumulation instead; takes no SPEC",
       .offset = offsetof(struct values, report) },
-    { .name = "template-dir",
-      .kind = CLI_TEXT,
-      .metavar = "DIR",
-      .doc = "templates from DIR instead of the built-in ones",
-      .offset = offsetof(struct values, template_dir) },
+    CLI_OPTION_TEMPLATE_DIR(struct values),
     CLI_OPTION_TUNING(struct values),
     CLI_OPTION_GEMM(struct values),
     { .name = "fsdp",
@@ -302,23 +291,6 @@ static int run_layer(struct session *s, int32_t index)
 
 /* ---- all layers ----------------------------------------------------------------------------------------- */
 
-static int unknown_layer(const struct session *s)
-{
-    const char *names[256];
-    int count = fp8_bundle_layer_count(s->bundle);
-    if (count > 256)
-        count = 256;
-    for (int i = 0; i < count; i++)
-        names[i] = fp8_bundle_layer_name(s->bundle, i);
-    const char *nearest = cli_nearest(s->values->layer, names, count);
-    cli_error("the spec has no layer '%s'", s->values->layer);
-    if (nearest)
-        cli_hint("did you mean '%s'?", nearest);
-    else if (count)
-        cli_hint("the first of its %d layers is '%s'", count, names[0]);
-    return CLI_USAGE;
-}
-
 static int run_layers(struct session *s)
 {
     int32_t count = fp8_bundle_layer_count(s->bundle);
@@ -331,7 +303,9 @@ static int run_layers(struct session *s)
         found = true;
         code = run_layer(s, i);
     }
-    return code || found || !wanted ? code : unknown_layer(s);
+    return code || found || !wanted
+               ? code
+               : plan_unknown_layer(json_object_get(s->manifest, "layers"), wanted);
 }
 
 static int open_session(struct session *s, fp8gen *gen)
@@ -405,14 +379,11 @@ static const char *beside_report(const struct values *v, int count)
 /* Ranks that share the weights, of the plan. */
 static int ranks_of(fp8gen *gen, const char *path, int *ranks)
 {
-    const char *text;
-    fp8gen_status status = fp8gen_plan(gen, &text);
-    if (status)
-        return cli_gen_failed(gen, status, path);
-    json_t *plan = json_loads(text, 0, NULL);
-    *ranks = (int)json_integer_value(json_object_get(json_object_get(plan, "mesh"), "fsdp"));
+    int code;
+    json_t *plan = plan_read(gen, path, &code);
+    *ranks = (int)plan_integer(json_object_get(plan, "mesh"), "fsdp");
     json_decref(plan);
-    return CLI_DONE;
+    return code;
 }
 
 static int run_sharded(const struct values *v, fp8gen *gen, int ranks)

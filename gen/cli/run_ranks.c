@@ -5,17 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gen/cli/plan.h"
 #include "gen/cli/run.h"
 #include "gen/cli/run_shard.h"
-
-static json_t *read_plan(fp8gen *gen, int *code)
-{
-    const char *text;
-    fp8gen_status status = fp8gen_plan(gen, &text);
-    json_t *plan = status ? NULL : json_loads(text, 0, NULL);
-    *code = status ? cli_gen_failed(gen, status, "the plan") : plan ? CLI_DONE : CLI_BUG;
-    return plan;
-}
 
 static int check_tokens(const json_t *layer, const char *name, int64_t tokens)
 {
@@ -31,34 +23,27 @@ static int check_tokens(const json_t *layer, const char *name, int64_t tokens)
  * and left out. */
 static int check_layers(const json_t *plan, const char *wanted, int64_t tokens)
 {
-    const char *names[256];
-    int count = 0, shared = 0;
-    bool found = false;
     const json_t *layers = json_object_get(plan, "layers");
-    for (size_t i = 0; i < json_array_size(layers); i++) {
-        const json_t *layer = json_array_get(layers, i);
-        const char *name = json_string_value(json_object_get(layer, "name"));
-        bool here = !wanted || strcmp(name, wanted) == 0;
-        found = found || here;
-        shared += here && shard_is_shared(layer);
-        if (here && !shard_is_shared(layer))
+    int shared = 0;
+    size_t index;
+    json_t *layer;
+    if (wanted && !plan_find(layers, wanted))
+        return plan_unknown_layer(layers, wanted);
+    json_array_foreach(layers, index, layer)
+    {
+        const char *name = plan_text(layer, "name");
+        if (wanted && strcmp(name, wanted) != 0)
+            continue;
+        if (plan_is_bf16(layer))
             cli_note("layer '%s' computes in bf16: its weight is the caller's, nothing to compare",
                      name);
-        else if (here && check_tokens(layer, name, tokens))
+        else if (check_tokens(layer, name, tokens))
             return CLI_USAGE;
-        if (count < 256)
-            names[count++] = name;
+        shared += !plan_is_bf16(layer);
     }
     if (shared)
         return CLI_DONE;
-    if (found) {
-        cli_error("no layer shares FP8 weights over the ranks");
-        return CLI_USAGE;
-    }
-    const char *nearest = cli_nearest(wanted, names, count);
-    cli_error("the spec has no layer '%s'", wanted);
-    if (nearest)
-        cli_hint("did you mean '%s'?", nearest);
+    cli_error("no layer shares FP8 weights over the ranks");
     return CLI_USAGE;
 }
 
@@ -90,7 +75,7 @@ int run_ranks(const struct run_sharded_options *options, fp8gen *gen)
                              .shrunk = options->shrunk };
     char *folder = NULL, *path = NULL;
     int code = CLI_DONE;
-    json_t *plan = read_plan(gen, &code);
+    json_t *plan = plan_read(gen, "the plan", &code);
     if (!code)
         code = check_layers(plan, options->layer, options->tokens);
     if (!code)

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gen/cli/plan.h"
 #include "gen/cli/random.h"
 #include "gen/cli/run_shard.h"
 
@@ -23,12 +24,6 @@ static int failed(const struct shard_rank *s, fp8_status status, const struct sh
                   const char *what)
 {
     return cli_fp8_failed(status, "rank %d, layer '%s', %s", s->rank->rank, l->info.name, what);
-}
-
-bool shard_is_shared(const json_t *layer)
-{
-    const char *compute = json_string_value(json_object_get(layer, "compute"));
-    return !compute || strcmp(compute, "bf16") != 0;
 }
 
 fp8_call shard_call(const struct shard_rank *s, const struct shard_layer *l)
@@ -202,7 +197,7 @@ static int open_layers(struct shard_rank *s)
     json_array_foreach(records, index, record)
     {
         const char *name = json_string_value(json_object_get(record, "name"));
-        if (code || (s->run->only && strcmp(s->run->only, name) != 0) || !shard_is_shared(record))
+        if (code || (s->run->only && strcmp(s->run->only, name) != 0) || plan_is_bf16(record))
             continue;
         code = open_layer(s, record, s->count);
         s->count++;

@@ -100,8 +100,6 @@ fp8_tensor shard_tensor(const struct shard_rank *s, const struct shard_layer *l,
                         enum shard_buffer buffer);
 /* l: whose pass it is; NULL: the whole model's. */
 fp8_call shard_call(const struct shard_rank *s, const struct shard_layer *l);
-/* Whether the ranks share the FP8 weight of this record of a plan. */
-bool shard_is_shared(const json_t *layer);
 
 /* ---- run_shard_check.c ---------------------------------------------------------------------------------- */
 

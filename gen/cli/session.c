@@ -10,9 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <jansson.h>
-
-#include "gen/cli/cli.h"
+#include "gen/cli/plan.h"
 
 int cli_gen_failed(const fp8gen *gen, fp8gen_status status, const char *what)
 {
@@ -102,10 +100,8 @@ static void note_recipe(const struct cli_spec *spec, fp8gen *gen)
     json_t *layers = json_object_get(plan, "layers");
     json_array_foreach(layers, index, layer)
     {
-        const char *compute = json_string_value(json_object_get(layer, "compute"));
-        if (!compute || strcmp(compute, "bf16") != 0)
-            continue;
-        first = count++ == 0 ? json_string_value(json_object_get(layer, "name")) : first;
+        if (plan_is_bf16(layer) && count++ == 0)
+            first = plan_text(layer, "name");
     }
     if (count > 0)
         cli_note("--recipe %s leaves %d of %zu layers as they are: they compute in bf16 ('%s'%s)",

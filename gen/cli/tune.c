@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gen/cli/plan.h"
 #include "gen/cli/tune.h"
 
 #define DEFAULT_SECONDS 0.1
@@ -35,11 +36,7 @@ static const struct cli_option options[] = {
       .metavar = "FILE",
       .doc = "the tuning file (required); an older one is replaced",
       .offset = offsetof(struct values, output) },
-    { .name = "layer",
-      .kind = CLI_TEXT,
-      .metavar = "NAME",
-      .doc = "only this layer",
-      .offset = offsetof(struct values, layer) },
+    CLI_OPTION_LAYER(struct values),
     { .name = "tokens",
       .kind = CLI_TEXT,
       .metavar = "N,...",
@@ -55,16 +52,8 @@ static const struct cli_option options[] = {
       .metavar = "WHICH",
       .doc = "generated configurations: all, or names A,B,... (default all)",
       .offset = offsetof(struct values, candidates) },
-    { .name = "recipe",
-      .kind = CLI_TEXT,
-      .metavar = "NAME",
-      .doc = "tune for this recipe instead of the spec's",
-      .offset = offsetof(struct values, recipe) },
-    { .name = "template-dir",
-      .kind = CLI_TEXT,
-      .metavar = "DIR",
-      .doc = "templates from DIR instead of the built-in ones",
-      .offset = offsetof(struct values, template_dir) },
+    CLI_OPTION_RECIPE(struct values),
+    CLI_OPTION_TEMPLATE_DIR(struct values),
     { .name = NULL },
 };
 
@@ -135,13 +124,13 @@ static int read_plan(struct tuner *t, const char *path)
                              .recipe = t->values->recipe,
                              .template_dir = t->values->template_dir };
     fp8gen *gen = NULL;
-    const char *json = NULL;
     int code = cli_spec_open(&spec, NULL, &gen);
     if (code)
         return code;
-    fp8gen_status status = fp8gen_plan(gen, &json);
-    code = status ? cli_gen_failed(gen, status, path)
-                  : tune_plan_read(&t->plan, json, t->values->layer, t->tokens, t->token_count);
+    json_t *plan = plan_read(gen, path, &code);
+    if (!code)
+        code = tune_plan_read(&t->plan, plan, t->values->layer, t->tokens, t->token_count);
+    json_decref(plan);
     fp8gen_close(gen);
     return code;
 }

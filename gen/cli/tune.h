@@ -35,9 +35,9 @@ struct tune_plan {
     int count;
 };
 
-/* tune_plan.c: reads the GEMMs of a plan (JSON), each once. only: NULL or the name of a layer; tokens:
+/* tune_plan.c: reads the GEMMs of a plan, each once. only: NULL or the name of a layer; tokens:
  * the M to measure at (count 0: the usual M of a layer in its range, else the largest of the range). */
-int tune_plan_read(struct tune_plan *plan, const char *json, const char *only,
+int tune_plan_read(struct tune_plan *plan, const json_t *json, const char *only,
                    const int64_t *tokens, int count);
 void tune_plan_destroy(struct tune_plan *plan);
 double tune_flops(const struct tune_plan *plan, const struct tune_entry *entry);

@@ -1,7 +1,7 @@
 /*
  * tune_plan.c - the GEMMs that a plan has, each once.
  *
- * In: the plan of a spec as JSON. Out: the layers that hold its GEMMs and one entry for each GEMM, way
+ * In: the plan of a spec. Out: the layers that hold its GEMMs and one entry for each GEMM, way
  * of writing its output (overwriting, accumulating) and range of M. Layers that differ only in name,
  * count or bias share their GEMMs; a range that reaches further in another layer grows.
  */
@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gen/cli/plan.h"
 #include "gen/cli/tune.h"
 
 struct reader {
@@ -22,17 +23,6 @@ static int no_memory(void)
 {
     cli_error("out of memory");
     return CLI_MACHINE;
-}
-
-static const char *text_of(const json_t *object, const char *key)
-{
-    const char *text = json_string_value(json_object_get(object, key));
-    return text ? text : "";
-}
-
-static int64_t integer_of(const json_t *object, const char *key)
-{
-    return json_integer_value(json_object_get(object, key));
 }
 
 static fp8_dtype dtype_of(const char *name)
@@ -50,7 +40,7 @@ static const json_t *gemm_step(const json_t *layer, const char *pass)
     json_t *step;
     json_array_foreach(json_object_get(json_object_get(layer, "passes"), pass), index, step)
     {
-        if (strcmp(text_of(step, "op"), "gemm") == 0)
+        if (strcmp(plan_text(step, "op"), "gemm") == 0)
             return step;
     }
     return NULL;
@@ -60,15 +50,16 @@ static const json_t *gemm_step(const json_t *layer, const char *pass)
 
 static int add_layer(struct tune_plan *plan, const json_t *record, int *place)
 {
-    struct gemm_layer layer = { .n = integer_of(record, "out_features"),
-                                .k = integer_of(record, "in_features"),
-                                .y = dtype_of(text_of(gemm_step(record, "fprop"), "out_dtype")),
-                                .dx = dtype_of(text_of(gemm_step(record, "dgrad"), "out_dtype")),
-                                .dw = dtype_of(text_of(gemm_step(record, "wgrad"), "out_dtype")) };
+    struct gemm_layer layer = { .n = plan_integer(record, "out_features"),
+                                .k = plan_integer(record, "in_features"),
+                                .y = dtype_of(plan_text(gemm_step(record, "fprop"), "out_dtype")),
+                                .dx = dtype_of(plan_text(gemm_step(record, "dgrad"), "out_dtype")),
+                                .dw =
+                                    dtype_of(plan_text(gemm_step(record, "wgrad"), "out_dtype")) };
     snprintf(layer.format, sizeof layer.format, "%s",
-             text_of(json_object_get(record, "recipe"), "format"));
+             plan_text(json_object_get(record, "recipe"), "format"));
     if (layer.n < 1 || layer.k < 1 || !layer.y || !layer.dx || !layer.dw) {
-        cli_error("layer '%s': its GEMMs cannot be read from the plan", text_of(record, "name"));
+        cli_error("layer '%s': its GEMMs cannot be read from the plan", plan_text(record, "name"));
         return CLI_BUG;
     }
     for (int i = 0; i < plan->layer_count; i++) {
@@ -139,13 +130,13 @@ static int read_step(struct reader *r, const json_t *record, int layer, fp8_pass
 {
     const json_t *step = gemm_step(record, fp8_pass_name(pass));
     bool accumulates = json_is_string(json_object_get(json_object_get(step, "args"), "accumulate"));
-    const char *accumulation = text_of(step, "accumulation");
+    const char *accumulation = plan_text(step, "accumulation");
     int code = CLI_DONE;
     size_t index;
     json_t *range;
     if (strcmp(accumulation, "fast") != 0 && strcmp(accumulation, "split") != 0) {
         cli_note("layer '%s', %s: not measured, tuning knows no interval of accumulation",
-                 text_of(record, "name"), fp8_pass_name(pass));
+                 plan_text(record, "name"), fp8_pass_name(pass));
         return CLI_DONE;
     }
     json_array_foreach(json_object_get(step, "dispatch"), index, range)
@@ -153,16 +144,17 @@ static int read_step(struct reader *r, const json_t *record, int layer, fp8_pass
         struct tune_entry e = { .layer = layer,
                                 .pass = pass,
                                 .split = strcmp(accumulation, "split") == 0,
-                                .min_tokens = integer_of(range, "min_tokens"),
-                                .max_tokens = integer_of(range, "max_tokens"),
+                                .min_tokens = plan_integer(range, "min_tokens"),
+                                .max_tokens = plan_integer(range, "max_tokens"),
                                 .seconds = -1,
                                 .generated_seconds = -1,
                                 .cublaslt_seconds = -1,
                                 .bf16_seconds = -1 };
-        snprintf(e.a_dtype, sizeof e.a_dtype, "%s", text_of(step, "a_dtype"));
-        snprintf(e.b_dtype, sizeof e.b_dtype, "%s", text_of(step, "b_dtype"));
-        snprintf(e.out_dtype, sizeof e.out_dtype, "%s", text_of(step, "out_dtype"));
-        e.measured_tokens = tokens_in(r, e.min_tokens, e.max_tokens, integer_of(record, "tokens"));
+        snprintf(e.a_dtype, sizeof e.a_dtype, "%s", plan_text(step, "a_dtype"));
+        snprintf(e.b_dtype, sizeof e.b_dtype, "%s", plan_text(step, "b_dtype"));
+        snprintf(e.out_dtype, sizeof e.out_dtype, "%s", plan_text(step, "out_dtype"));
+        e.measured_tokens =
+            tokens_in(r, e.min_tokens, e.max_tokens, plan_integer(record, "tokens"));
         if (e.measured_tokens == 0)
             continue;
         if (r->plan->layers[layer].max_m < e.measured_tokens)
@@ -175,27 +167,12 @@ static int read_step(struct reader *r, const json_t *record, int layer, fp8_pass
     return code;
 }
 
-static int unknown_layer(const json_t *layers, const char *wanted)
-{
-    const char *names[256];
-    int count = 0;
-    for (size_t i = 0; i < json_array_size(layers) && count < 256; i++)
-        names[count++] = text_of(json_array_get(layers, i), "name");
-    const char *nearest = cli_nearest(wanted, names, count);
-    cli_error("the spec has no layer '%s'", wanted);
-    if (nearest)
-        cli_hint("did you mean '%s'?", nearest);
-    else if (count)
-        cli_hint("the first of its %d layers is '%s'", count, names[0]);
-    return CLI_USAGE;
-}
-
 /* Tuning is of products with one scale a tensor: cuBLASLt alone computes the others. */
 static bool is_tunable(const json_t *record)
 {
     const json_t *step = gemm_step(record, "fprop");
-    return strcmp(text_of(step, "a_scaling"), "tensor") == 0 &&
-           strcmp(text_of(step, "b_scaling"), "tensor") == 0;
+    return strcmp(plan_text(step, "a_scaling"), "tensor") == 0 &&
+           strcmp(plan_text(step, "b_scaling"), "tensor") == 0;
 }
 
 static int read_layers(struct reader *r, const json_t *layers, const char *only)
@@ -208,34 +185,27 @@ static int read_layers(struct reader *r, const json_t *layers, const char *only)
     json_array_foreach((json_t *)layers, index, record)
     {
         int place = 0;
-        if (code || (only && strcmp(text_of(record, "name"), only) != 0))
+        if (code || (only && strcmp(plan_text(record, "name"), only) != 0))
             continue;
         found = true;
         if (!is_tunable(record)) {
             cli_note("layer '%s' has nothing to tune: its products are not of FP8 with one scale a "
                      "tensor",
-                     text_of(record, "name"));
+                     plan_text(record, "name"));
             continue;
         }
         code = add_layer(r->plan, record, &place);
         for (int i = 0; !code && i < 3; i++)
             code = read_step(r, record, place, passes[i]);
     }
-    return code || found ? code : unknown_layer(layers, only);
+    return code || found ? code : plan_unknown_layer(layers, only);
 }
 
-int tune_plan_read(struct tune_plan *plan, const char *json, const char *only,
+int tune_plan_read(struct tune_plan *plan, const json_t *json, const char *only,
                    const int64_t *tokens, int count)
 {
     struct reader r = { plan, tokens, count };
-    json_error_t error;
-    json_t *root = json_loads(json, 0, &error);
-    if (!root) {
-        cli_error("the plan is not JSON: %s", error.text);
-        return CLI_BUG;
-    }
-    int code = read_layers(&r, json_object_get(root, "layers"), only);
-    json_decref(root);
+    int code = read_layers(&r, json_object_get(json, "layers"), only);
     if (!code && plan->count == 0 && plan->layer_count > 0) {
         cli_error("no GEMM has a range that holds the tokens of --tokens");
         cli_hint("the ranges end at the spec's max_tokens");

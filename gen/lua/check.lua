@@ -491,19 +491,27 @@ end
 
 -- ---- the model ----------------------------------------------------------------------------------
 
+-- What to write instead of a recipe that there is not.
+function check.recipe_hint(name)
+    local known = "recipes of this version: " .. table.concat(schema.recipes, ", ")
+    if name == "bf16" then
+        return 'without a recipe: compute = "bf16", a field of the model or of a layer'
+    end
+    local near = nearest_of(name, schema.recipes)
+    return near and ("%s (%s)"):format(near, known) or known
+end
+
 local function check_unknown_recipes(state)
     for _, use in ipairs(state.unknown_recipes) do
-        local known = "recipes of this version: " .. table.concat(schema.recipes, ", ")
         local message = ("unknown recipe %s"):format(quoted(use.name))
         for _, other in ipairs(schema.other_recipes) do
             if use.name == other then
                 message = ("recipe '%s' is not in this version"):format(other)
             end
         end
-        local near = nearest_of(use.name, schema.recipes)
         state.report:word(use.line, use.name, {
             message = message,
-            hint = near and ("%s (%s)"):format(near, known) or known,
+            hint = check.recipe_hint(use.name),
         })
     end
 end

@@ -284,7 +284,7 @@ function spec.override(name, text)
     if field.type == "recipe" then
         if not contains(schema.recipes, text) then
             error({ message = ("unknown recipe '%s'"):format(text),
-                hint = one_of(schema.recipes) }, 0)
+                hint = check.recipe_hint(text) }, 0)
         end
         overrides[name] = text
         return

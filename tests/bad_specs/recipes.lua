@@ -9,5 +9,6 @@ return model "m" {
         linear "e" { in_features = 16, out_features = 16, recipe = recipe.mxfp8 {} },
         linear "f" { in_features = 16, out_features = 16,
             recipe = recipe.current { format = "Hybrid", margin = 2, power_of_two = "yes" } },
+        linear "g" { in_features = 16, out_features = 16, recipe = recipe.bf16 {} },
     },
 }

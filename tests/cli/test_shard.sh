@@ -31,9 +31,10 @@ case_of "the rows of all ranks are those of w, once each; every rank plans the s
 for ranks in 3 7 16; do
     at=0 lines=
     for ((rank = 0; rank < ranks; rank++)); do
-        run fp8gen plan $spec --fsdp $ranks --rank $rank --layer head
+        run fp8gen plan $spec --fsdp $ranks --rank $rank
         expect_code 0
-        first=$(sed -n 's/.*: rows \([0-9]*\) to .*/\1/p' "$out") end=$(sed -n 's/.*: rows [0-9]* to \([0-9]*\) of w.*/\1/p' "$out")
+        rows=$(sed -n '/^head/,/memory/s/.*: rows \([0-9]*\) to \([0-9]*\) of w.*/\1 \2/p' "$out")
+        first=${rows% *} end=${rows#* }
         [ "${first:-$at}" = $at ] || fail "rank $rank of $ranks begins at $at"
         at=$((${end:-$((at - 1))} + 1))
         collectives=$(sed -n '/^collectives/,$p' "$out")

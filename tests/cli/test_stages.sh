@@ -59,8 +59,10 @@ fi
 run fp8gen plan $spec --json --layer head
 expect_out_has '"head"'
 expect_out_lacks '"name": "qkv"'
+expect_out_lacks column_sums
 run fp8gen plan $spec --layer head --tokens 100
 expect_out_has "y[100,2556]"
+expect_out_has "debug_vocab2556, layer head: 1 layer, "
 run fp8gen plan $spec --layer hed
 expect_code 2
 expect_err_has "did you mean 'head'?"
@@ -69,6 +71,9 @@ expect_code 2
 run fp8gen plan $spec --recipe nonsense
 expect_code 2
 expect_err_has "current"
+run fp8gen plan $spec --recipe bf16
+expect_code 2
+expect_err_has 'compute = "bf16"'
 
 case_of "expand to standard output and into a folder"
 run fp8gen expand $spec --kernel quantize_bf16_e4m3
