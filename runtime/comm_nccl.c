@@ -481,18 +481,24 @@ static fp8_status alloc_window(struct nccl *nccl, struct window *window, size_t 
     return FP8_OK;
 }
 
-/* The first gather by copy engines makes ready what they need, in the call: now, while all are here. */
+/* The first gather by copy engines, and the first sum between registered memories, make ready what they need, in
+ * the call: now, while all are here. */
 static fp8_status try_window(fp8_comm *comm, const struct window *window, size_t bytes)
 {
-    const size_t piece = bytes / (size_t)comm->ranks < 16 ? bytes / (size_t)comm->ranks : 16;
+    const size_t share = bytes / (size_t)comm->ranks / sizeof(float) * sizeof(float);
+    const size_t piece = share < 16 ? share : 16;
     char *memory = window->memory;
-    const fp8_gather_part part = { memory + (size_t)comm->rank * piece, memory, piece };
+    char *own = memory + (size_t)comm->rank * piece;
+    const fp8_gather_part part = { own, memory, piece };
+    const fp8_reduce_part sum = { memory, own, piece / sizeof(float), FP8_DTYPE_FP32, 0 };
     fp8_stream stream = NULL;
     if (!window->window || !((struct nccl *)comm)->is_blocking)
         return FP8_OK;
     fp8_status status = fp8_stream_create(comm->context, &stream);
     if (status == FP8_OK)
         status = fp8_comm_all_gather(comm, &part, 1, "the first bytes of a pool", stream);
+    if (status == FP8_OK)
+        status = fp8_comm_reduce_scatter(comm, &sum, 1, "the first numbers of a pool", stream);
     if (status == FP8_OK)
         status = fp8_comm_wait(comm, stream);
     fp8_stream_destroy(comm->context, stream);

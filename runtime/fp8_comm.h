@@ -186,7 +186,9 @@ typedef struct fp8_exchange_part {
     size_t bytes;
 } fp8_exchange_part;
 
-/* One piece of a sum: recv[0..count) = sum over ranks of their send[rank * count + i], or the average. */
+/* One piece of a sum: recv[0..count) = sum over ranks of their send[rank * count + i], or the average. recv is in
+ * memory of fp8_comm_alloc on all ranks or on none, and send too: NCCL has other kernels for it, which do not meet
+ * the usual ones. */
 typedef struct fp8_reduce_part {
     const void *send; /* ranks * count elements */
     void *recv;       /* count elements; may be send + rank * count */

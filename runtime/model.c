@@ -463,7 +463,8 @@ static fp8_status make_memory(fp8_model *model, fp8_model_reduce by)
     else
         FP8_TRY(fp8_memory_alloc(model->context, model->bytes.pool, &pool));
     model->pool = pool;
-    if (by == FP8_REDUCE_AUTO && model->comm && !atomic_load(&model->comm->is_copy_engine))
+    model->in_window = model->comm && atomic_load(&model->comm->is_copy_engine);
+    if (by == FP8_REDUCE_AUTO && !model->in_window)
         model->exchanges = false; /* the node has no windows after all */
     for (int i = 0; i < model->slot_count; i++)
         model->slots[i].group = -1;

@@ -86,6 +86,7 @@ struct fp8_model {
     int32_t rank, ranks;
     bool keep, average, prefetch, transposed_shards;
     bool exchanges;   /* gradients go through all_to_all and a sum, not reduce_scatter */
+    bool in_window;   /* the pool is registered, on all ranks */
     int32_t comm_sms; /* that dgrad leaves to a reduce-scatter */
     int weight_count, group_count, slot_count;
     int ahead; /* groups that a pass gathers before they are needed */

@@ -17,13 +17,13 @@
 #define EXPORT __attribute__((visibility("default")))
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
-enum { RANKS = 16, BUFFER = 1 << 20, COMMS = 8 };
+enum { RANKS = 16, BUFFER = 1 << 20, COMMS = 8, WINDOWS = 8 };
 
 struct shared {
     atomic_int joined;
     atomic_long posted[RANKS]; /* number of the last collective that is in the buffer */
     struct {
-        int kind, dtype, op;
+        int kind, dtype, op, kernel;
         uint64_t bytes;
     } what[RANKS][2];
     unsigned char data[RANKS][2][BUFFER];
@@ -40,6 +40,10 @@ static struct fake_nccl state;
 static fp8_nccl_window *coming, coming_window; /* a window is there two polls after the call */
 static int polls_to_come;
 static struct comm *comms[COMMS];
+static struct {
+    char *memory;
+    size_t bytes;
+} windows[WINDOWS];
 
 static double now(void)
 {
@@ -234,9 +238,30 @@ static size_t element_bytes(int dtype)
     return dtype == FP8_NCCL_UINT8 ? 1 : dtype == FP8_NCCL_FLOAT32 ? 4 : 2;
 }
 
-/* This rank's contribution into the shared buffer, then a wait for the others'. */
-static bool meet(struct comm *comm, int kind, int dtype, int op, const void *data, size_t bytes)
+static bool in_window(const void *memory)
 {
+    for (int i = 0; i < WINDOWS; i++) {
+        const uintptr_t offset = (uintptr_t)memory - (uintptr_t)windows[i].memory;
+        if (windows[i].memory && offset < windows[i].bytes)
+            return true;
+    }
+    return false;
+}
+
+/* A collective, as a graph keeps it. */
+struct job {
+    struct comm *comm;
+    int kind, dtype, op;
+    const void *send;
+    void *recv;
+    size_t count;
+};
+
+/* This rank's contribution into the shared buffer, then a wait for the others'. As in NCCL each rank alone
+ * chooses its kernel by where its memory lies, and different kernels do not meet. */
+static bool meet(const struct job *job, size_t bytes)
+{
+    struct comm *comm = job->comm;
     struct shared *shared = comm->shared;
     if (comm->hangs)
         return false;
@@ -245,10 +270,11 @@ static bool meet(struct comm *comm, int kind, int dtype, int op, const void *dat
     if (bytes > BUFFER)
         abort();
     state.collectives++;
-    memcpy(shared->data[comm->rank][side], data, bytes);
-    shared->what[comm->rank][side].kind = kind;
-    shared->what[comm->rank][side].dtype = dtype;
-    shared->what[comm->rank][side].op = op;
+    memcpy(shared->data[comm->rank][side], job->send, bytes);
+    shared->what[comm->rank][side].kind = job->kind;
+    shared->what[comm->rank][side].dtype = job->dtype;
+    shared->what[comm->rank][side].op = job->op;
+    shared->what[comm->rank][side].kernel = in_window(job->send) && in_window(job->recv);
     shared->what[comm->rank][side].bytes = bytes;
     atomic_store(&shared->posted[comm->rank], number);
     const double end = now() + state.patience;
@@ -280,19 +306,10 @@ static void store(void *data, size_t i, int dtype, float value)
             dtype == FP8_NCCL_BFLOAT16 ? fp8_float_to_bf16(value) : fp8_float_to_fp16(value);
 }
 
-/* A collective, as a graph keeps it. */
-struct job {
-    struct comm *comm;
-    int kind, dtype, op;
-    const void *send;
-    void *recv;
-    size_t count;
-};
-
 static void gather(const struct job *job)
 {
     struct comm *comm = job->comm;
-    if (!meet(comm, job->kind, job->dtype, 0, job->send, job->count))
+    if (!meet(job, job->count))
         return;
     for (int rank = 0; rank < comm->ranks; rank++)
         memcpy((char *)job->recv + (size_t)rank * job->count,
@@ -302,8 +319,7 @@ static void gather(const struct job *job)
 static void reduce(const struct job *job)
 {
     struct comm *comm = job->comm;
-    if (!meet(comm, job->kind, job->dtype, job->op, job->send,
-              job->count * (size_t)comm->ranks * element_bytes(job->dtype)))
+    if (!meet(job, job->count * (size_t)comm->ranks * element_bytes(job->dtype)))
         return;
     for (size_t i = 0; i < job->count; i++) {
         float sum = 0;
@@ -317,7 +333,7 @@ static void reduce(const struct job *job)
 static void maximum(const struct job *job)
 {
     struct comm *comm = job->comm;
-    if (!meet(comm, job->kind, job->dtype, job->op, job->send, job->count * sizeof(float)))
+    if (!meet(job, job->count * sizeof(float)))
         return;
     for (size_t i = 0; i < job->count; i++) {
         float most = load(comm->shared->data[0][comm->number & 1], i, job->dtype);
@@ -332,7 +348,7 @@ static void maximum(const struct job *job)
 static void exchange(const struct job *job)
 {
     struct comm *comm = job->comm;
-    if (!meet(comm, job->kind, job->dtype, 0, job->send, job->count * (size_t)comm->ranks))
+    if (!meet(job, job->count * (size_t)comm->ranks))
         return;
     for (int rank = 0; rank < comm->ranks; rank++)
         memcpy((char *)job->recv + (size_t)rank * job->count,
@@ -427,6 +443,13 @@ int fake_window(fp8_nccl_comm comm, void *memory, size_t bytes, fp8_nccl_window 
     }
     polls_to_come = 3;
     state.windows += !state.no_window;
+    for (int i = 0; i < WINDOWS && !state.no_window; i++) {
+        if (!windows[i].memory) {
+            windows[i].memory = memory;
+            windows[i].bytes = bytes;
+            break;
+        }
+    }
     return FP8_NCCL_SUCCESS;
 }
 
@@ -436,5 +459,9 @@ int fake_unwindow(fp8_nccl_comm comm, fp8_nccl_window window)
 {
     (void)comm;
     state.windows -= window != NULL;
+    for (int i = 0; i < WINDOWS; i++) {
+        if (windows[i].memory == (char *)window)
+            windows[i].memory = NULL;
+    }
     return FP8_NCCL_SUCCESS;
 }
