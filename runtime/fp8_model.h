@@ -309,7 +309,8 @@ typedef struct fp8_model_update_args {
         *bias; /* [layer_count] shards [1, count] in bias_dtype, gathered with the weight; NULL:
                              * fprop is given the bias. Entries of layers without bias are not read */
     uint64_t version; /* of the values: one more after each optimizer step, from 1. Nothing is done
-                             * if the model has it already */
+                       * if the model has it already, unless an update was ever captured: a graph
+                       * brings values whenever it is launched, so from then on every update does */
     uint32_t *found_inf; /* may be NULL */
     fp8_call call;       /* workspace as for any layer with 0 tokens */
     uint64_t reserved[4];
@@ -383,11 +384,13 @@ FP8_API fp8_status fp8_model_backward(fp8_model *model, int32_t layer,
  * first takes the model's stream in (a pass does so, too; fp8_model_gather alone cannot), without the last
  * the capture has a stream that was not joined. Inside, nothing counts as gathered that was gathered
  * outside, and the reverse; an update is always enqueued, also of a version that the model has, and counts
- * as done from then on, though its values come with the launch. All ranks capture and launch the same.
+ * as done from then on, though its values come with the launch: after a capture that is dropped, update
+ * again. All ranks capture and launch the same.
  * Between a launch and calls outside the graph: fp8_model_join on the stream of the launch.
  * Collectives of a graph are not watched: where a rank does not launch it, fp8_comm_wait ends with the
  * timeout, and the error names the graph, not the collective.
- * FP8_ERR_CAPTURE: a weight is still acquired that was acquired on the other side of the capture. */
+ * FP8_ERR_CAPTURE, from every call, and the capture goes on: a weight is still acquired that was acquired on
+ * the other side of the capture; the model is in a capture that has not ended, and the stream is not. */
 FP8_API fp8_status fp8_model_join(fp8_model *model, fp8_stream stream);
 
 /* ---- what ran when ---- */

@@ -108,8 +108,9 @@ struct fp8_model {
     struct fp8_mark updated;
     struct fp8_mark came; /* scratch: an exchange, for its sum to wait on */
     uint64_t version;
-    uint64_t capture; /* that the last call was part of (fp8_capture_of); 0: none */
-    uint64_t clock;   /* counts uses of slots */
+    bool updates_captured; /* a graph may bring values whenever it is launched, unseen from here */
+    uint64_t capture;      /* that the last call was part of (fp8_capture_of); 0: none */
+    uint64_t clock;        /* counts uses of slots */
     struct fp8_model_record *records;
     int32_t record_capacity, record_count;
     fp8_event *trace_start;
@@ -132,6 +133,8 @@ fp8_status fp8_model_check(const char *call, fp8_model *model, int32_t layer);
 /* The model goes with the stream of a call into a capture and out of it, before anything is enqueued or
  * decided: nothing is gathered then, and its own stream is behind the caller's. */
 fp8_status fp8_model_follow(const char *call, fp8_model *model, fp8_stream stream);
+/* FP8_ERR_CAPTURE: the model's own stream is in a capture that goes on, and not in `capture`. */
+fp8_status fp8_model_check_own(const char *call, const fp8_model *model, uint64_t capture);
 
 /* ---- gathering (model_gather.c) ---- */
 

@@ -9,8 +9,22 @@
  */
 #include "runtime/model.h"
 
+fp8_status fp8_model_check_own(const char *call, const fp8_model *model, uint64_t capture)
+{
+    uint64_t own;
+    FP8_TRY(fp8_capture_of(model->context, call, model->stream, &own));
+    if (own == 0 || own == capture)
+        return FP8_OK;
+    return fp8_fail(FP8_ERR_CAPTURE,
+                    "%s: the model is part of the capture of a CUDA graph that goes on, and the "
+                    "stream given is not; end that capture first (fp8_model_join, then "
+                    "cudaStreamEndCapture), or pass the stream that is captured",
+                    call);
+}
+
 static fp8_status cross(const char *call, fp8_model *model, uint64_t capture, fp8_stream stream)
 {
+    FP8_TRY(fp8_model_check_own(call, model, capture));
     for (int i = 0; i < model->group_count; i++) {
         if (model->groups[i].readers > 0)
             return fp8_fail(FP8_ERR_CAPTURE,

@@ -69,15 +69,27 @@ static fp8_status check_update(fp8_model *model, const fp8_model_update_args *ar
                         call);
     if (!args->w && model->comm)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: w is NULL", call);
-    for (int i = 0; i < model->group_count; i++) {
-        if (model->groups[i].readers && args->version != model->version)
-            return fp8_fail(FP8_ERR_ARGUMENT,
-                            "%s: the weight of layer '%s' is acquired; release it first", call,
-                            model->weights[model->groups[i].first].name);
-    }
     for (int i = 0; i < model->weight_count && args->bias; i++) {
         if (model->weights[i].bias_bytes)
             FP8_TRY(check_bias(&model->weights[i], &args->bias[i]));
+    }
+    return fp8_model_follow(call, model, args->call.stream);
+}
+
+/* Whether the shards hold this version. In a capture nothing is there that its replays will not bring, and
+ * from the first update in one on nobody here knows whether a graph was launched, and with what values. */
+static bool is_current(const fp8_model *model, uint64_t version)
+{
+    return version == model->version && !model->capture && !model->updates_captured;
+}
+
+static fp8_status check_released(const fp8_model *model)
+{
+    for (int i = 0; i < model->group_count; i++) {
+        if (model->groups[i].readers)
+            return fp8_fail(FP8_ERR_ARGUMENT,
+                            "model_update: the weight of layer '%s' is acquired; release it first",
+                            model->weights[model->groups[i].first].name);
     }
     return FP8_OK;
 }
@@ -159,15 +171,16 @@ static fp8_status run_update(fp8_model *model, const fp8_model_update_args *args
 fp8_status fp8_model_update(fp8_model *model, const fp8_model_update_args *args)
 {
     fp8_status status = check_update(model, args);
+    if (status == FP8_OK && is_current(model, args->version))
+        return FP8_OK;
     if (status == FP8_OK)
-        status = fp8_model_follow("model_update", model, args->call.stream);
-    if (status == FP8_OK && args->version == model->version && !model->capture)
-        return FP8_OK; /* a replay cannot know, so a capture always brings them */
+        status = check_released(model);
     bool pushed = false;
     if (status == FP8_OK)
         status = fp8_context_enter(model->context, &pushed);
     if (status == FP8_OK) {
         model->version = 0; /* a failure leaves no weights */
+        model->updates_captured |= model->capture != 0;
         fp8_model_forget_groups(model);
         status = run_update(model, args);
         fp8_context_leave(model->context, pushed);
@@ -632,6 +645,7 @@ static fp8_status let_go_captured(fp8_model *model, struct fp8_model_group *grou
             "model_release: the weight of layer '%s' was acquired before the capture of "
             "a CUDA graph began; release it on a stream that is not captured",
             model->weights[group->first].name);
+    FP8_TRY(fp8_model_check_own("model_release", model, capture));
     group->readers--;
     *done = true;
     return FP8_OK;

@@ -304,6 +304,56 @@ static int graphs(struct process *p, struct stage *s, CUstreamCaptureMode mode,
     return 0;
 }
 
+/* An update of the newest version, captured; its graph. */
+static int capture_update(struct process *p, struct stage *s, CUstreamCaptureMode mode,
+                          CUgraph *graph)
+{
+    capture(mode);
+    CHECK(fp8_model_join(s->model, CAPTURED) == FP8_OK);
+    CHECK(update(s, CAPTURED, s->version) == FP8_OK);
+    CHECK(fp8_model_join(s->model, CAPTURED) == FP8_OK);
+    CHECK(cuda.end(CAPTURED, graph) == CUDA_SUCCESS);
+    return 0;
+}
+
+/* What an update and passes outside of graphs give for these inputs. */
+static int eager_gives(struct process *p, struct stage *s, int seed, uint64_t wanted)
+{
+    fill_stage(s, seed);
+    CHECK(update(s, EAGER, s->version) == FP8_OK && passes(s, EAGER) == FP8_OK);
+    CHECK(hash_stage(s) == wanted);
+    return 0;
+}
+
+/* A version that a capture has brought is no reason to skip one outside: the graph was dropped, or launched
+ * with other weights, once or often, or there are two of it. */
+static int versions(struct process *p, struct stage *s, CUstreamCaptureMode mode,
+                    const uint64_t *wanted)
+{
+    CUgraph first = NULL, second = NULL;
+    fill_stage(s, 1);
+    CHECK(update(s, EAGER, ++s->version) == FP8_OK);
+    s->version++;
+    if (capture_update(p, s, mode, &first) != 0)
+        return 1;
+    CHECK(cuda.destroy(first) == CUDA_SUCCESS);
+    if (eager_gives(p, s, 2, wanted[1]) != 0)
+        return 1;
+    s->version++;
+    if (capture_update(p, s, mode, &first) != 0 || capture_update(p, s, mode, &second) != 0)
+        return 1;
+    CUgraph launches[] = { first, second, first };
+    for (int i = 0; i < 3; i++) {
+        fill_stage(s, 1);
+        CHECK(cuda.launch(launches[i], EAGER) == CUDA_SUCCESS);
+        CHECK(fp8_model_join(s->model, EAGER) == FP8_OK);
+        if (eager_gives(p, s, 2, wanted[1]) != 0)
+            return 1;
+    }
+    CHECK(cuda.destroy(first) == CUDA_SUCCESS && cuda.destroy(second) == CUDA_SUCCESS);
+    return 0;
+}
+
 static int steps(struct process *p)
 {
     struct stage s = { .version = 0 };
@@ -317,7 +367,7 @@ static int steps(struct process *p)
     }
     CHECK(wanted[0] != wanted[1]);
     for (int i = 0; i < MODES; i++) {
-        if (graphs(p, &s, modes[i], wanted) != 0)
+        if (graphs(p, &s, modes[i], wanted) != 0 || versions(p, &s, modes[i], wanted) != 0)
             return 1;
     }
     CHECK(fp8_comm_wait(p->comm, EAGER) == FP8_OK);
@@ -343,6 +393,21 @@ static int end_whole(struct process *p, struct stage *s)
     CUgraph graph = NULL;
     CHECK(fp8_model_join(s->model, CAPTURED) == FP8_OK);
     CHECK(cuda.end(CAPTURED, &graph) == CUDA_SUCCESS && cuda.destroy(graph) == CUDA_SUCCESS);
+    return 0;
+}
+
+/* While the model's stream is captured, its calls are of that capture. */
+static int outside(struct process *p, struct stage *s)
+{
+    const fp8_operand *weight;
+    fp8_call call = s->call;
+    call.stream = EAGER;
+    CHECK(forward(s, EAGER, 0) == FP8_ERR_CAPTURE && process_says("that goes on"));
+    CHECK(backward(s, EAGER, 0) == FP8_ERR_CAPTURE && process_says("model_backward: the model"));
+    CHECK(update(s, EAGER, s->version + 1) == FP8_ERR_CAPTURE && process_says("that goes on"));
+    CHECK(fp8_model_join(s->model, EAGER) == FP8_ERR_CAPTURE && process_says("that goes on"));
+    CHECK(fp8_model_acquire(s->model, 1, FP8_PASS_FPROP, &call, &weight) == FP8_ERR_CAPTURE);
+    CHECK(fp8_model_release(s->model, 1, EAGER) == FP8_ERR_CAPTURE && process_says("that goes on"));
     return 0;
 }
 
@@ -375,9 +440,11 @@ static int refusals(struct process *p, struct stage *s, CUstreamCaptureMode mode
     create.rank = p->rank, create.ranks = p->ranks, create.file = file;
     CHECK(fp8_comm_create(p->context, &create, &comm) == FP8_ERR_CAPTURE);
     CHECK(forward(s, NULL, 0) == FP8_ERR_CAPTURE && process_says("legacy stream"));
+    CHECK(fp8_model_join(s->model, CAPTURED) == FP8_OK);
+    CHECK(forward(s, EAGER, 0) == FP8_ERR_CAPTURE && process_says("that goes on"));
     call.stream = CAPTURED;
     CHECK(fp8_model_acquire(s->model, 1, FP8_PASS_FPROP, &call, &weight) == FP8_OK);
-    if (end_whole(p, s) != 0)
+    if (outside(p, s) != 0 || end_whole(p, s) != 0)
         return 1;
     CHECK(forward(s, EAGER, 0) == FP8_ERR_CAPTURE && process_says("in the capture"));
     CHECK(fp8_model_release(s->model, 1, EAGER) == FP8_OK);
