@@ -288,6 +288,17 @@ void fp8_comm_abort(fp8_comm *comm, const char *why)
 
 /* ---- memory ---- */
 
+static fp8_status alloc_alike(fp8_comm *comm, size_t bytes, void **memory)
+{
+    struct fp8_vote vote;
+    FP8_TRY(fp8_vote_open(comm, &vote));
+    fp8_status status = comm->transport->alloc ? comm->transport->alloc(comm, &vote, bytes, memory)
+                                               : fp8_memory_alloc(comm->context, bytes, memory);
+    status = fp8_vote_same(&vote, status, "comm_alloc");
+    fp8_vote_close(&vote);
+    return status;
+}
+
 fp8_status fp8_comm_alloc(fp8_comm *comm, size_t bytes, void **memory)
 {
     if (!memory)
@@ -295,11 +306,13 @@ fp8_status fp8_comm_alloc(fp8_comm *comm, size_t bytes, void **memory)
     *memory = NULL;
     if (!comm)
         return fp8_fail(FP8_ERR_ARGUMENT, "comm_alloc: comm is NULL");
-    if (!comm->transport->alloc)
-        return fp8_memory_alloc(comm->context, bytes, memory);
     struct fp8_uncaptured entered;
     FP8_TRY(fp8_uncaptured_enter(comm->context, "comm_alloc", NULL, &entered));
-    fp8_status status = comm->transport->alloc(comm, bytes ? bytes : 1, memory);
+    fp8_status status = alloc_alike(comm, bytes ? bytes : 1, memory);
+    if (status != FP8_OK) {
+        fp8_comm_free(comm, *memory);
+        *memory = NULL;
+    }
     fp8_uncaptured_leave(comm->context, &entered);
     return fp8_report(comm->context, status);
 }
@@ -315,62 +328,4 @@ void fp8_comm_free(fp8_comm *comm, void *memory)
         comm->transport->free(comm, memory);
         fp8_uncaptured_leave(comm->context, &entered);
     }
-}
-
-/* ---- agreement ---- */
-
-enum { TEXT = 256 };
-
-static fp8_status compare(const fp8_comm *comm, const char *what, const char *texts)
-{
-    for (int32_t rank = 1; rank < comm->ranks; rank++) {
-        if (strncmp(texts, texts + (size_t)rank * TEXT, TEXT) != 0)
-            return fp8_fail(
-                FP8_ERR_COMM,
-                "rank %d of '%s': the ranks differ in %s: rank 0 has %.200s, rank %d has "
-                "%.200s; start all ranks from the same spec and files",
-                comm->rank, comm->name, what, texts, rank, texts + (size_t)rank * TEXT);
-    }
-    return FP8_OK;
-}
-
-fp8_status fp8_comm_agree(fp8_comm *comm, const char *what, const char *text)
-{
-    if (!comm || !what || !text)
-        return fp8_fail(FP8_ERR_ARGUMENT, "comm_agree: %s is NULL",
-                        !comm  ? "comm"
-                        : what ? "text"
-                               : "what");
-    if (strlen(text) >= TEXT)
-        return fp8_fail(FP8_ERR_ARGUMENT, "comm_agree: text has %zu bytes, but at most %d fit",
-                        strlen(text), TEXT - 1);
-    size_t all = (size_t)comm->ranks * TEXT;
-    void *memory = NULL;
-    char *texts = fp8_allocate(all);
-    fp8_stream stream = NULL;
-    fp8_status status = texts ? FP8_OK : fp8_fail_memory("comm_agree", all);
-    if (status == FP8_OK)
-        status = fp8_stream_create(comm->context, &stream);
-    if (status == FP8_OK)
-        status = fp8_memory_alloc(comm->context, all, &memory);
-    if (status == FP8_OK) {
-        char *mine = (char *)memory + (size_t)comm->rank * TEXT;
-        snprintf(texts, TEXT, "%s", text);
-        const fp8_gather_part part = { mine, memory, TEXT };
-        status = fp8_memory_copy(comm->context, mine, texts, TEXT, stream);
-        if (status == FP8_OK)
-            status = fp8_comm_all_gather(comm, &part, 1, what, stream);
-        if (status == FP8_OK)
-            status = fp8_comm_wait(comm, stream);
-        if (status == FP8_OK)
-            status = fp8_memory_copy(comm->context, texts, memory, all, stream);
-        if (status == FP8_OK)
-            status = fp8_stream_synchronize(comm->context, stream);
-        if (status == FP8_OK)
-            status = compare(comm, what, texts);
-    }
-    fp8_memory_free(comm->context, memory);
-    fp8_stream_destroy(comm->context, stream);
-    fp8_release(texts);
-    return fp8_report(comm->context, status);
 }

@@ -23,6 +23,8 @@ enum fp8_collective {
     FP8_COLLECTIVE_ALL_REDUCE_MAX,
 };
 
+struct fp8_vote;
+
 struct fp8_transport {
     const char *name;
     /* Arguments are checked and nothing is empty; the context is entered. */
@@ -33,7 +35,8 @@ struct fp8_transport {
     fp8_status (*poll)(fp8_comm *);
     fp8_status (*wait)(fp8_comm *, fp8_stream);
     void (*abort)(fp8_comm *, const char *why);
-    fp8_status (*alloc)(fp8_comm *, size_t bytes, void **memory); /* NULL: the context's memory */
+    /* NULL: the context's memory. All ranks vote equally often, whatever happens on one. */
+    fp8_status (*alloc)(fp8_comm *, const struct fp8_vote *, size_t bytes, void **memory);
     void (*free)(fp8_comm *, void *memory);
     void (*destroy)(fp8_comm *); /* also releases the object */
 };
@@ -66,6 +69,24 @@ fp8_status fp8_comm_fail_locked(fp8_comm *comm, fp8_status status, const char *w
 /* The failure so far as an error of this thread; the lock is held. */
 fp8_status fp8_comm_failure_locked(const fp8_comm *comm);
 void fp8_comm_sleep(double seconds);
+
+/* ---- votes (comm_agree.c); all ranks make the same calls ---- */
+
+struct fp8_vote {
+    fp8_comm *comm;
+    fp8_stream stream;
+    void *word; /* of the context */
+};
+
+/* What votes need: before anything that can fail on one rank alone. */
+fp8_status fp8_vote_open(fp8_comm *comm, struct fp8_vote *vote);
+void fp8_vote_close(struct fp8_vote *vote);
+/* A rank for which `mine` is true, the highest; -1: there is none. */
+fp8_status fp8_vote_any(const struct fp8_vote *vote, bool mine, int32_t *rank);
+/* The same end of `what` on all ranks: `mine` where it is an error, FP8_ERR_COMM where that of another is. */
+fp8_status fp8_vote_same(const struct fp8_vote *vote, fp8_status mine, const char *what);
+
+/* ---- transports ---- */
 
 /* comm_local.c: the only rank of a communicator of its own. */
 fp8_status fp8_comm_create_alone(fp8_context *context, const fp8_comm_options *options,

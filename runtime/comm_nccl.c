@@ -402,72 +402,66 @@ static fp8_status register_window(struct nccl *nccl, struct window *window, size
     return fp8_nccl_settle(nccl, result, "registering the gather pool");
 }
 
-/* Whether any rank says so: what all must do alike or none. */
-static fp8_status any_rank(fp8_comm *comm, bool mine, bool *any)
+static fp8_status deregister_window(struct nccl *nccl, struct window *window)
 {
-    float flag = mine;
-    fp8_stream stream = NULL;
-    void *memory = NULL;
-    fp8_status status = fp8_stream_create(comm->context, &stream);
-    if (status == FP8_OK)
-        status = fp8_memory_alloc(comm->context, sizeof flag, &memory);
-    if (status == FP8_OK)
-        status = fp8_memory_copy(comm->context, memory, &flag, sizeof flag, stream);
-    if (status == FP8_OK)
-        status = fp8_comm_all_reduce_max(comm, memory, 1, "what ranks can do", stream);
-    if (status == FP8_OK)
-        status = fp8_comm_wait(comm, stream);
-    if (status == FP8_OK)
-        status = fp8_memory_copy(comm->context, &flag, memory, sizeof flag, stream);
-    if (status == FP8_OK)
-        status = fp8_stream_synchronize(comm->context, stream);
-    fp8_memory_free(comm->context, memory);
-    fp8_stream_destroy(comm->context, stream);
-    *any = flag > 0;
-    return status;
+    if (!window->window || !nccl->handle)
+        return FP8_OK;
+    int result = nccl->table->window_deregister(nccl->handle, window->window);
+    window->window = NULL;
+    return fp8_nccl_settle(nccl, result, "deregistering memory");
 }
 
-/* NCCL's memory for a window; *why: why not, on this rank or another. */
-static fp8_status alloc_nccl(struct nccl *nccl, struct window *window, size_t bytes,
-                             const char **why)
+/* Whether all ranks have a window; a rank alone with one gives it up. */
+static fp8_status make_windows(struct nccl *nccl, const struct fp8_vote *vote,
+                               struct window *window, size_t bytes, const char **why)
 {
-    bool any = false;
-    *why = fp8_nccl_no_window(nccl);
-    if (!nccl->comm.is_owned)
-        return FP8_OK;
-    if (!*why && nccl->table->mem_alloc(&window->memory, bytes) != FP8_NCCL_SUCCESS)
-        *why = "ncclMemAlloc refuses", window->memory = NULL;
-    fp8_status status = any_rank(&nccl->comm, *why != NULL, &any);
-    if ((status != FP8_OK || any) && window->memory) {
-        (void)nccl->table->mem_free(window->memory);
-        window->memory = NULL;
-        *why = "another rank has none";
+    fp8_comm *comm = &nccl->comm;
+    int32_t without;
+    pthread_mutex_lock(&comm->lock);
+    fp8_status status = fp8_comm_failure_locked(comm);
+    if (status == FP8_OK)
+        status = register_window(nccl, window, bytes);
+    pthread_mutex_unlock(&comm->lock);
+    FP8_TRY(status);
+    if (!window->window)
+        *why = "NCCL cannot make a symmetric window on this node";
+    FP8_TRY(fp8_vote_any(vote, !window->window, &without));
+    if (without >= 0 && window->window) {
+        *why = "another rank has no symmetric window";
+        pthread_mutex_lock(&comm->lock);
+        status = fp8_comm_failure_locked(comm);
+        if (status == FP8_OK)
+            status = deregister_window(nccl, window);
+        pthread_mutex_unlock(&comm->lock);
     }
     return status;
 }
 
-static fp8_status alloc_window(struct nccl *nccl, struct window *window, size_t bytes)
+/* NCCL's memory, in a window on all ranks or on none; *why: why in none. Without memory of NCCL's on any of
+ * them, no rank registers: the others would wait there. */
+static fp8_status alloc_nccl(struct nccl *nccl, const struct fp8_vote *vote, struct window *window,
+                             size_t bytes, const char **why)
+{
+    int32_t without;
+    *why = fp8_nccl_no_window(nccl);
+    if (!*why && nccl->table->mem_alloc(&window->memory, bytes) != FP8_NCCL_SUCCESS)
+        *why = "ncclMemAlloc refuses", window->memory = NULL;
+    window->is_nccl = window->memory != NULL;
+    FP8_TRY(fp8_vote_any(vote, *why != NULL, &without));
+    if (!*why && without >= 0)
+        *why = "another rank has no memory of NCCL's";
+    return *why ? FP8_OK : make_windows(nccl, vote, window, bytes, why);
+}
+
+static fp8_status alloc_window(struct nccl *nccl, const struct fp8_vote *vote,
+                               struct window *window, size_t bytes)
 {
     fp8_comm *comm = &nccl->comm;
     const char *why;
     bytes = fp8_align_up(bytes, FP8_NCCL_WINDOW_ALIGNMENT);
-    FP8_TRY(alloc_nccl(nccl, window, bytes, &why));
-    if (!why) {
-        window->is_nccl = true;
-        pthread_mutex_lock(&comm->lock);
-        fp8_status status = fp8_comm_failure_locked(comm);
-        if (status == FP8_OK)
-            status = register_window(nccl, window, bytes);
-        pthread_mutex_unlock(&comm->lock);
-        if (status != FP8_OK) {
-            (void)nccl->table->mem_free(window->memory);
-            return status;
-        }
-        if (!window->window)
-            why = "NCCL cannot make a symmetric window on this node";
-    } else {
+    FP8_TRY(alloc_nccl(nccl, vote, window, bytes, &why));
+    if (!window->memory)
         FP8_TRY(fp8_memory_alloc(comm->context, bytes, &window->memory));
-    }
     atomic_store(&comm->is_copy_engine, why == NULL);
     if (why)
         fp8_log_write(&comm->context->log, FP8_LOG_DISPATCH,
@@ -505,29 +499,32 @@ static fp8_status try_window(fp8_comm *comm, const struct window *window, size_t
     return status;
 }
 
+static void drop_window(struct nccl *nccl, struct window *window)
+{
+    fp8_comm *comm = &nccl->comm;
+    pthread_mutex_lock(&comm->lock);
+    (void)deregister_window(nccl, window);
+    pthread_mutex_unlock(&comm->lock);
+    if (window->is_nccl)
+        (void)nccl->table->mem_free(window->memory);
+    else
+        fp8_memory_free(comm->context, window->memory);
+    *window = (struct window){ .memory = NULL };
+}
+
 static void nccl_free(fp8_comm *comm, void *memory)
 {
     struct nccl *nccl = (struct nccl *)comm;
     for (int i = 0; i < WINDOWS; i++) {
-        struct window *window = &nccl->windows[i];
-        if (window->memory != memory)
-            continue;
-        pthread_mutex_lock(&comm->lock);
-        if (window->window && nccl->handle)
-            (void)fp8_nccl_settle(nccl,
-                                  nccl->table->window_deregister(nccl->handle, window->window),
-                                  "deregistering memory");
-        pthread_mutex_unlock(&comm->lock);
-        if (window->is_nccl)
-            (void)nccl->table->mem_free(memory);
-        else
-            fp8_memory_free(comm->context, memory);
-        *window = (struct window){ .memory = NULL };
-        return;
+        if (nccl->windows[i].memory == memory) {
+            drop_window(nccl, &nccl->windows[i]);
+            return;
+        }
     }
 }
 
-static fp8_status nccl_alloc(fp8_comm *comm, size_t bytes, void **memory)
+static fp8_status nccl_alloc(fp8_comm *comm, const struct fp8_vote *vote, size_t bytes,
+                             void **memory)
 {
     struct nccl *nccl = (struct nccl *)comm;
     for (int i = 0; i < WINDOWS; i++) {
@@ -535,14 +532,12 @@ static fp8_status nccl_alloc(fp8_comm *comm, size_t bytes, void **memory)
         if (window->memory)
             continue;
         *window = (struct window){ .memory = NULL };
-        fp8_status status = alloc_window(nccl, window, bytes);
+        fp8_status status = alloc_window(nccl, vote, window, bytes);
+        if (status == FP8_OK)
+            status = try_window(comm, window, bytes);
         if (status != FP8_OK)
-            *window = (struct window){ .memory = NULL };
+            drop_window(nccl, window);
         *memory = window->memory;
-        if (status == FP8_OK && (status = try_window(comm, window, bytes)) != FP8_OK) {
-            nccl_free(comm, *memory);
-            *memory = NULL;
-        }
         return status;
     }
     return fp8_fail(FP8_ERR_ARGUMENT, "comm_alloc: a communicator has at most %d pieces of memory",

@@ -165,7 +165,9 @@ FP8_API fp8_status fp8_comm_describe(const fp8_comm *comm, fp8_comm_info *info);
 
 /* Memory for collectives of this communicator: from ncclMemAlloc and registered as a symmetric window where
  * NCCL (2.28 and newer) and the node can, so that copy engines gather it; else like fp8_memory_alloc. FP8_LOG
- * says which and why. All ranks call it in the same order with the same bytes. Blocks; allocates. */
+ * says which and why. All ranks call it in the same order with the same bytes and end alike: all have such a
+ * window or none, and where one rank has no memory, no rank has (FP8_ERR_COMM on the others names it). Blocks;
+ * allocates. */
 FP8_API fp8_status fp8_comm_alloc(fp8_comm *comm, size_t bytes, void **memory);
 /* Every rank frees what it allocated, in the same order, before fp8_comm_destroy. */
 FP8_API void fp8_comm_free(fp8_comm *comm, void *memory);

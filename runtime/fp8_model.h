@@ -288,8 +288,12 @@ typedef struct fp8_model_bytes {
 /* What fp8_model_create would allocate. Pure. */
 FP8_API fp8_status fp8_model_measure(const fp8_model_options *options, fp8_model_bytes *bytes);
 
-/* Allocates and registers the pool and compares layers and hash over the ranks (FP8_ERR_COMM: which rank
- * has another). Blocks until all ranks have come. Context, layers and comm must outlive the model. */
+/* Compares the models of all ranks, then allocates and registers the pool. Blocks until all ranks have come;
+ * fails on all ranks if it does on one. Context, layers and comm must outlive the model.
+ * Alike on all ranks: hash, the options above but comm_sms, and of every layer its name, group, features, bias,
+ * dtypes, compute, recipe with all its options, accumulations, whether it has a weight and a grad hook. A rank
+ * may have its own tokens, max_tokens, GPU, kernels, comm_sms and hooks on outputs and their gradients.
+ * FP8_ERR_COMM: the field that differs, of which layer, with both values; or another rank has failed. */
 FP8_API fp8_status fp8_model_create(const fp8_model_options *options, fp8_model **model);
 /* All ranks; enqueued work must be done. */
 FP8_API void fp8_model_destroy(fp8_model *model);

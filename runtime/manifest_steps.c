@@ -169,11 +169,13 @@ static fp8_status read_store(struct fp8_reader *reader, const struct fp8_manifes
     return FP8_OK;
 }
 
+const char *const fp8_accumulation_names[FP8_ACCUMULATION_COUNT] = { "", "fast", "split", "256",
+                                                                     "512" };
+
 static fp8_status read_gemm(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                             const struct fp8_layer_plan *plan, struct fp8_pass_plan *pass,
                             const json_t *record, struct fp8_step *step)
 {
-    static const char *const accumulations[] = { "", "fast", "split", "256", "512" };
     static const char *const store_keys[] = { "overwrite", "accumulate", NULL };
     int accumulation = 0; /* enum fp8_accumulation */
     FP8_TRY(fp8_read_allocate(reader, 1, sizeof *step->gemm, (void **)&step->gemm));
@@ -183,7 +185,8 @@ static fp8_status read_gemm(struct fp8_reader *reader, const struct fp8_manifest
     FP8_TRY(fp8_read_dtype(reader, record, "b_dtype", &step->semantics.second_dtype));
     FP8_TRY(fp8_read_dtype(reader, record, "out_dtype", &step->semantics.target_dtype));
     FP8_TRY(fp8_manifest_gemm_semantics(reader, record, &step->semantics));
-    FP8_TRY(fp8_read_word(reader, record, "accumulation", accumulations, 5, &accumulation));
+    FP8_TRY(fp8_read_word(reader, record, "accumulation", fp8_accumulation_names,
+                          FP8_ACCUMULATION_COUNT, &accumulation));
     gemm->accumulation = (fp8_accumulation)accumulation;
     FP8_TRY(read_workspace_name(reader, plan, pass, record, "stage", &gemm->stage));
     if (!json_is_null(json_object_get(record, "stage_bias")))

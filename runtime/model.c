@@ -363,41 +363,6 @@ fp8_status fp8_model_measure(const fp8_model_options *options, fp8_model_bytes *
     return FP8_OK;
 }
 
-/* ---- agreement ---- */
-
-static void mix(uint64_t *hash, const void *data, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i++)
-        *hash = (*hash ^ ((const uint8_t *)data)[i]) * 0x100000001b3u; /* FNV-1a */
-}
-
-/* Everything that makes ranks issue the same collectives. */
-static fp8_status agree(const fp8_model *model, const fp8_model_options *options)
-{
-    uint64_t hash = 0xcbf29ce484222325u;
-    char text[256];
-    for (int i = 0; i < model->weight_count; i++) {
-        const struct fp8_model_weight *weight = &model->weights[i];
-        fp8_layer_info info = { .size = sizeof info };
-        FP8_TRY(fp8_layer_describe(weight->layer, &info));
-        const int64_t numbers[] = {
-            info.in_features, info.out_features, info.has_bias,
-            info.w_format,    info.w_dtype,      info.dw_dtype,
-            weight->group,    weight->is_hooked, (int64_t)weight->bias_bytes
-        };
-        mix(&hash, numbers, sizeof numbers);
-        mix(&hash, weight->name, strlen(weight->name) + 1);
-        mix(&hash, info.recipe, strlen(info.recipe) + 1);
-    }
-    const int64_t numbers[] = { model->keep,       model->average,   model->prefetch,
-                                model->slot_count, model->exchanges, model->transposed_shards };
-    mix(&hash, numbers, sizeof numbers);
-    snprintf(text, sizeof text, "spec %.64s, %d layers from '%s', hash %016llx",
-             options->hash ? options->hash : "(none)", model->weight_count, model->weights[0].name,
-             (unsigned long long)hash);
-    return fp8_comm_agree(model->comm, "spec and layers", text);
-}
-
 /* ---- creation ---- */
 
 static fp8_status make_marks(fp8_model *model)
@@ -452,12 +417,33 @@ static fp8_status make_stream(fp8_model *model, fp8_stream *made)
                                   : fp8_fail_cuda(driver, result, "model_create: its stream");
 }
 
-static fp8_status make_memory(fp8_model *model, fp8_model_reduce by)
+static fp8_status make_streams(fp8_model *model)
 {
-    void *pool = NULL;
+    bool pushed;
     FP8_TRY(make_stream(model, &model->stream));
     if (model->exchanges)
         FP8_TRY(make_stream(model, &model->sums));
+    FP8_TRY(fp8_context_enter(model->context, &pushed));
+    fp8_status status = make_marks(model);
+    fp8_context_leave(model->context, pushed);
+    return status;
+}
+
+/* All ranks or none: a rank that was alone in failing would be waited for in the first collective. */
+static fp8_status make_streams_alike(fp8_model *model)
+{
+    struct fp8_vote vote;
+    if (!model->comm)
+        return make_streams(model);
+    FP8_TRY(fp8_vote_open(model->comm, &vote));
+    fp8_status status = fp8_vote_same(&vote, make_streams(model), "model_create");
+    fp8_vote_close(&vote);
+    return status;
+}
+
+static fp8_status make_memory(fp8_model *model, fp8_model_reduce by)
+{
+    void *pool = NULL;
     if (model->comm)
         FP8_TRY(fp8_comm_alloc(model->comm, model->bytes.pool, &pool));
     else
@@ -465,15 +451,11 @@ static fp8_status make_memory(fp8_model *model, fp8_model_reduce by)
     model->pool = pool;
     model->in_window = model->comm && atomic_load(&model->comm->is_copy_engine);
     if (by == FP8_REDUCE_AUTO && !model->in_window)
-        model->exchanges = false; /* the node has no windows after all */
+        model->exchanges = false; /* there are no windows after all, on any rank */
     for (int i = 0; i < model->slot_count; i++)
         model->slots[i].group = -1;
     lay_out(model, model->pool);
-    bool pushed;
-    FP8_TRY(fp8_context_enter(model->context, &pushed));
-    fp8_status status = make_marks(model);
-    fp8_context_leave(model->context, pushed);
-    return status;
+    return FP8_OK;
 }
 
 fp8_status fp8_model_create(const fp8_model_options *options, fp8_model **model)
@@ -484,7 +466,9 @@ fp8_status fp8_model_create(const fp8_model_options *options, fp8_model **model)
     fp8_model *made = NULL;
     fp8_status status = plan_model(options, &made);
     if (status == FP8_OK && made->comm)
-        status = agree(made, options);
+        status = fp8_model_agree(made, options);
+    if (status == FP8_OK)
+        status = make_streams_alike(made);
     if (status == FP8_OK)
         status = make_memory(made, options->reduce_by);
     if (status != FP8_OK) {

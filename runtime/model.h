@@ -1,7 +1,7 @@
 /*
  * model.h - the model as its rooms share it: where its memory lies, what is gathered, what runs.
  *
- * model.c lays out and makes it, model_gather.c brings weights into slots, model_pass.c runs the passes and
+ * model.c lays out and makes it, model_agree.c compares it over the ranks, model_gather.c brings weights into slots, model_pass.c runs the passes and
  * reduces gradients, model_capture.c follows the caller into graphs, model_trace.c records what ran when.
  * Not public.
  */
@@ -127,6 +127,12 @@ fp8_status fp8_model_order(fp8_model *model, struct fp8_mark *mark, fp8_stream f
 
 /* The model, the layer's index, and that its communicator is well. */
 fp8_status fp8_model_check(const char *call, fp8_model *model, int32_t layer);
+
+/* ---- agreement (model_agree.c) ---- */
+
+/* Everything that makes ranks issue the same collectives, on operands of the same meaning. FP8_ERR_COMM names
+ * the first field that differs, with both values. */
+fp8_status fp8_model_agree(const fp8_model *model, const fp8_model_options *options);
 
 /* ---- captures (model_capture.c) ---- */
 

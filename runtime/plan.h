@@ -192,6 +192,10 @@ struct fp8_store {
     fp8_dtype stage_dtype;
 };
 
+/* By fp8_accumulation; "" for the default, which no manifest has. */
+enum { FP8_ACCUMULATION_COUNT = 5 };
+extern const char *const fp8_accumulation_names[FP8_ACCUMULATION_COUNT];
+
 struct fp8_gemm_step {
     fp8_accumulation accumulation;
     int8_t stage; /* buffers; stage_bias may be -1 */

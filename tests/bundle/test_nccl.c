@@ -78,20 +78,23 @@ static void test_collectives(void **state)
     fake_nccl()->version = 23203;
 }
 
+enum { ONE_WITHOUT_WINDOW = 6, ONE_WITHOUT_MEMORY, WINDOW_VARIANTS };
+
 static int window(struct process *p)
 {
-    fake_nccl()->no_window = p->variant == 1;
+    fake_nccl()->no_window = p->variant == 1 || (p->variant == ONE_WITHOUT_WINDOW && p->rank == 1);
+    fake_nccl()->no_memory = p->variant == ONE_WITHOUT_MEMORY && p->rank == 1;
     if (p->variant == 2)
         fake_nccl()->version = 22704;
     if (p->variant == 3)
         p->flags = FP8_COMM_NO_COPY_ENGINE;
-    if (p->variant >= 4)
+    if (p->variant == 4 || p->variant == 5)
         fake_nccl()->version = 22809;
     if (p->variant == 4)
         setenv("NCCL_NVLS_ENABLE", "1", 1);
-    const bool asks = p->variant < 2 || p->variant == 5,
+    const bool asks = p->variant < 2 || p->variant >= 5,
                engine = p->variant == 0 || p->variant == 5;
-    const bool is_new = p->variant != 2 && p->variant < 4;
+    const bool is_new = p->variant != 2 && p->variant != 4 && p->variant != 5;
     CHECK(process_join(p) == FP8_OK);
     CHECK((fake_nccl()->last_policy == FP8_NCCL_CTA_POLICY_ZERO) == asks);
     CHECK(fake_nccl()->last_config_size ==
@@ -120,7 +123,7 @@ static void test_windows(void **state)
 {
     (void)state;
     unsetenv("NCCL_NVLS_ENABLE");
-    for (int variant = 0; variant < 6; variant++)
+    for (int variant = 0; variant < WINDOW_VARIANTS; variant++)
         run(2, (struct process){ .timeout = 10, .variant = variant }, window, 0, 0);
 }
 

@@ -15,6 +15,7 @@ struct fake_nccl {
     int version;     /* 23203 */
     double patience; /* seconds, 5 */
     bool no_window;  /* windows cannot be made on this node */
+    bool no_memory;  /* of its own */
     int async_error; /* an ncclResult_t that polls report */
     bool (*busy)(void);
     /* as fake_cuda.record; NULL: collectives are done at once */

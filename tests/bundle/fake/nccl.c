@@ -414,7 +414,7 @@ EXPORT int fake_mem_alloc(void **memory, size_t bytes) __asm__("ncclMemAlloc");
 int fake_mem_alloc(void **memory, size_t bytes)
 {
     state.allocations++;
-    if (posix_memalign(memory, 4096, bytes) != 0)
+    if (state.no_memory || posix_memalign(memory, 4096, bytes) != 0)
         return 2;
     __atomic_add_fetch(&state.live, 1, __ATOMIC_RELAXED);
     return FP8_NCCL_SUCCESS;
