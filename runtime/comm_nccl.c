@@ -25,18 +25,18 @@ static fp8_status fail(struct nccl *nccl, fp8_status status, const char *what)
 {
     fp8_comm *comm = &nccl->comm;
     char why[FP8_COMM_SENTENCE];
+    const char *more = "";
     if (comm->failed != FP8_OK)
         return fp8_comm_failure_locked(comm);
+    if (!comm->is_owned)
+        more = "; the communicator is the caller's, who must abort it so that its streams go on";
+    else if (nccl->handle && !fp8_nccl_abort(nccl, nccl->handle))
+        more = "; NCCL's abort does not end, for a copy engine waits: end this process, which "
+               "frees it";
+    nccl->handle = comm->is_owned ? NULL : nccl->handle;
     snprintf(why, sizeof why, "rank %d of %d ('%s'): %s%s", comm->rank, comm->ranks, comm->name,
-             what,
-             comm->is_owned ? ""
-                            : "; the communicator is the caller's, who must abort it so that its "
-                              "streams go on");
+             what, more);
     (void)fp8_comm_fail_locked(comm, status, why);
-    if (comm->is_owned && nccl->handle) {
-        (void)nccl->table->abort(nccl->handle);
-        nccl->handle = NULL;
-    }
     fp8_log_write(&comm->context->log, FP8_LOG_ERROR, "%s", why);
     return fp8_comm_failure_locked(comm);
 }
@@ -172,7 +172,7 @@ static void look(struct nccl *nccl)
         pthread_mutex_unlock(&nccl->comm.lock);
     } else if (since && fp8_clock() - (double)since * 1e-6 > nccl->comm.timeout) {
         nccl->is_late = true;
-        (void)nccl->table->abort(nccl->handle);
+        (void)fp8_nccl_abort(nccl, nccl->handle);
     }
 }
 
@@ -505,10 +505,10 @@ static void drop_window(struct nccl *nccl, struct window *window)
     pthread_mutex_lock(&comm->lock);
     (void)deregister_window(nccl, window);
     pthread_mutex_unlock(&comm->lock);
-    if (window->is_nccl)
-        (void)nccl->table->mem_free(window->memory);
-    else
+    if (!window->is_nccl)
         fp8_memory_free(comm->context, window->memory);
+    else if (!nccl->is_stuck) /* an abort that does not end still has it */
+        (void)nccl->table->mem_free(window->memory);
     *window = (struct window){ .memory = NULL };
 }
 
@@ -544,32 +544,6 @@ static fp8_status nccl_alloc(fp8_comm *comm, const struct fp8_vote *vote, size_t
                     WINDOWS);
 }
 
-/* ---- the end ---- */
-
-static void nccl_destroy(fp8_comm *comm)
-{
-    struct nccl *nccl = (struct nccl *)comm;
-    bool pushed = false;
-    pthread_mutex_lock(&nccl->watch_lock);
-    nccl->stop = true;
-    pthread_cond_broadcast(&nccl->stopping);
-    pthread_mutex_unlock(&nccl->watch_lock);
-    if (nccl->watching)
-        pthread_join(nccl->watcher, NULL);
-    if (fp8_context_enter(comm->context, &pushed) == FP8_OK) {
-        /* Abort, not finalise: that would wait for ranks which may never come. */
-        if (nccl->handle && comm->is_owned && !nccl->is_late)
-            (void)nccl->table->abort(nccl->handle);
-        for (int i = 0; i < PENDING && nccl->events[i]; i++)
-            (void)comm->context->driver->event_destroy(nccl->events[i]);
-        fp8_context_leave(comm->context, pushed);
-    }
-    pthread_cond_destroy(&nccl->stopping);
-    pthread_mutex_destroy(&nccl->watch_lock);
-    pthread_mutex_destroy(&comm->lock);
-    fp8_release(nccl);
-}
-
 const struct fp8_transport fp8_nccl_transport = {
     .name = "nccl",
     .all_gather = nccl_all_gather,
@@ -581,5 +555,5 @@ const struct fp8_transport fp8_nccl_transport = {
     .abort = nccl_abort,
     .alloc = nccl_alloc,
     .free = nccl_free,
-    .destroy = nccl_destroy,
+    .destroy = fp8_nccl_destroy,
 };

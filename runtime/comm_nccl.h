@@ -1,6 +1,6 @@
 /*
  * comm_nccl.h - the communicator over NCCL as its rooms share it: made in comm_nccl_create.c, used in
- * comm_nccl.c; nccl_library.c opens the library. Not public.
+ * comm_nccl.c, ended in comm_nccl_end.c; nccl_library.c opens the library. Not public.
  */
 #ifndef FP8_COMM_NCCL_H
 #define FP8_COMM_NCCL_H
@@ -39,6 +39,7 @@ struct nccl {
         is_blocking; /* calls launch before they return; else a thread of NCCL's does, which costs 30 us */
     _Atomic int64_t calling_since; /* microseconds on the clock; 0: not in a call of NCCL's */
     atomic_bool is_late;           /* the watcher has aborted what a call hangs in */
+    atomic_bool is_stuck;          /* an abort has not come back: a copy engine waits */
     pthread_t watcher;
     bool watching;
     bool stop;
@@ -53,6 +54,9 @@ extern const struct fp8_transport fp8_nccl_transport;
 fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what);
 /* Why gathers do not go through windows, or NULL. */
 const char *fp8_nccl_no_window(const struct nccl *nccl);
+/* Ends NCCL's part of it; false: that has not come to an end, and what it uses must stay. */
+bool fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle);
+void fp8_nccl_destroy(fp8_comm *comm);
 /* The body of the thread that watches. */
 void *fp8_nccl_watch(void *nccl);
 

@@ -95,7 +95,8 @@ typedef struct fp8_comm_options {
  * others' threads or processes must be calling too. ranks = 1 needs no NCCL and works on the host.
  * NCCL is opened as the other libraries are (FP8_NCCL_PATH), its communicator is non-blocking, and a
  * thread watches it: on an error of NCCL or a collective that is not done in time it is aborted, so
- * that streams that wait for it go on. The context must outlive it.
+ * that streams that wait for it go on. Only copy engines that wait for a rank cannot be called off: the
+ * call fails in time all the same and says that the process has to end. The context must outlive it.
  * FP8_ERR_LIBRARY; FP8_ERR_TIMEOUT: which ranks did not come; FP8_ERR_COMM; FP8_ERR_UNSUPPORTED: a host
  * context and ranks > 1 (fp8_comm_join is for that). */
 FP8_API fp8_status fp8_comm_create(fp8_context *context, const fp8_comm_options *options,

@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/ranks/absent_rig.h"
 #include "tests/ranks/graph_rig.h"
 #include "tests/ranks/memory_rig.h"
 #include "tests/ranks/model_rig.h"
@@ -405,8 +406,20 @@ static void test_absent(void **state)
         run_limited("a rank that does not come", ranks, 9, absent_body, NULL);
 }
 
+static void test_absent_engine(void **state)
+{
+    (void)state;
+    const int code = absent_run();
+    if (code == 77)
+        skip();
+    assert_int_equal(code, 0);
+}
+
 int main(int count, char **arguments)
 {
+    const int child = absent_process(count, arguments);
+    if (child >= 0)
+        return child;
     const char *require = getenv("FP8_TEST_REQUIRE");
     const int missing = require && strcmp(require, "gpu") == 0 ? 1 : 77;
     gpus = ranks_gpus();
@@ -423,9 +436,10 @@ int main(int count, char **arguments)
     if (count > 1) /* tests by name, as cmocka's patterns */
         cmocka_set_test_filter(arguments[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gathers),      cmocka_unit_test(test_model),
-        cmocka_unit_test(test_memory),       cmocka_unit_test(test_graphs),
-        cmocka_unit_test(test_two_contexts), cmocka_unit_test(test_absent),
+        cmocka_unit_test(test_gathers),       cmocka_unit_test(test_model),
+        cmocka_unit_test(test_memory),        cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_two_contexts),  cmocka_unit_test(test_absent),
+        cmocka_unit_test(test_absent_engine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,6 +16,7 @@ struct fake_nccl {
     double patience; /* seconds, 5 */
     bool no_window;  /* windows cannot be made on this node */
     bool no_memory;  /* of its own */
+    bool is_stuck;   /* an abort does not come back */
     int async_error; /* an ncclResult_t that polls report */
     bool (*busy)(void);
     /* as fake_cuda.record; NULL: collectives are done at once */

@@ -178,6 +178,8 @@ EXPORT int fake_abort(fp8_nccl_comm comm) __asm__("ncclCommAbort");
 int fake_abort(fp8_nccl_comm comm)
 {
     state.aborts++;
+    while (state.is_stuck)
+        pause();
     return end_comm(comm);
 }
 
