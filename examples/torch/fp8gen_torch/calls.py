@@ -1,12 +1,11 @@
 """The passes of a layer on torch tensors: one function each, with the C structs prepared.
 
-In: 2-D tensors as `matrix` makes them and operands as uint8 tensors; out: new tensors, or memory
-that the caller gave. Everything runs on the current stream. Knows nothing of autograd or of states.
+In: tensors as `placed` makes them and operands as uint8 tensors; out: new tensors, or memory that
+the caller gave. Everything runs on the current stream. Knows nothing of autograd or of states.
 
-Not obvious: filling a dozen fields through ctypes costs more than the launch. A `Plan` (one layer,
-one number of tokens) therefore keeps structs with all that does not change, pointers between them
-included; a call takes one from the pool, sets addresses, and gives it back. Pops and appends of a
-list are atomic, and two threads never hold the same one.
+A `Plan` (one layer, one number of tokens) keeps prepared calls in pools: a call takes one, sets
+addresses, and gives it back. Pops and appends of a list are atomic, and two threads never hold the
+same one.
 """
 
 import ctypes
@@ -15,10 +14,37 @@ import torch
 
 from . import abi, operand
 from .layers import CODE
+from .prepared import Layout
 
 _runtime = abi.runtime
-_address = ctypes.addressof
+_BF16 = torch.bfloat16
 _IO = (torch.bfloat16, torch.float32)  # what the runtime reads and writes
+_T, _O = abi.Tensor, abi.Operand
+
+# Words of the calls: FPROP_X is x->data, FPROP_X + 3 is x->ld.
+_LD = _T.ld.offset // 8
+_FPROP = Layout(abi.FpropArgs, x=_T, weight=_O, bias=_T, y=_T, saved=_O)
+_FPROP_X, _FPROP_Y = _FPROP.word("x", "data"), _FPROP.word("y", "data")
+_FPROP_WEIGHT, _FPROP_BIAS = _FPROP.word("weight", "data"), _FPROP.word("bias", "data")
+_FPROP_SAVED = _FPROP.word("saved", "data")
+_BACKWARD = Layout(
+    abi.BackwardArgs, dy=_T, saved=_O, weight=_O, grad=_O, dbias=_T, dw=_T, dx=_T, x=_T
+)
+_BACKWARD_DY, _BACKWARD_X = _BACKWARD.word("dy", "data"), _BACKWARD.word("x", "data")
+_BACKWARD_SAVED, _BACKWARD_WEIGHT = _BACKWARD.word("saved", "data"), _BACKWARD.word("weight", "data")
+_BACKWARD_DX, _BACKWARD_DW = _BACKWARD.word("dx", "data"), _BACKWARD.word("dw", "data")
+_BACKWARD_DBIAS, _BACKWARD_GRAD = _BACKWARD.word("dbias", "data"), _BACKWARD.word("grad", "data")
+_QUANTIZE = Layout(abi.QuantizeArgs, source=_T, operand=_O)
+_QUANTIZE_SOURCE, _QUANTIZE_TO = _QUANTIZE.word("source", "data"), _QUANTIZE.word("operand", "data")
+_QUANTIZE_DY = Layout(abi.QuantizeDyArgs, dy=_T, grad=_O, dbias=_T)
+_QUANTIZE_DY_DY, _QUANTIZE_DY_TO = _QUANTIZE_DY.word("dy", "data"), _QUANTIZE_DY.word("grad", "data")
+_QUANTIZE_DY_DBIAS = _QUANTIZE_DY.word("dbias", "data")
+_WGRAD = Layout(abi.WgradArgs, saved=_O, grad=_O, dw=_T, x=_T, dy=_T)
+_WGRAD_SAVED, _WGRAD_GRAD = _WGRAD.word("saved", "data"), _WGRAD.word("grad", "data")
+_WGRAD_X, _WGRAD_DY, _WGRAD_DW = (_WGRAD.word(name, "data") for name in ("x", "dy", "dw"))
+_DGRAD = Layout(abi.DgradArgs, grad=_O, weight=_O, dx=_T)
+_DGRAD_GRAD, _DGRAD_WEIGHT = _DGRAD.word("grad", "data"), _DGRAD.word("weight", "data")
+_DGRAD_DX = _DGRAD.word("dx", "data")
 
 
 def matrix(tensor, dtype=None):
@@ -39,38 +65,18 @@ def matrix(tensor, dtype=None):
 def placed(tensor, cols):
     """(tensor, elements from one row to the next) of a bf16 matrix of so many columns; of any rank
     if it is contiguous, which saves a view."""
-    if tensor.dtype is torch.bfloat16 and tensor.is_contiguous():
+    if tensor.dtype is _BF16 and tensor.is_contiguous():
         return tensor, cols
-    tensor = matrix(tensor, torch.bfloat16)
+    tensor = matrix(tensor, _BF16)
     return tensor, tensor.stride(0)
 
 
 def pattern(shape, dtype, device):
-    """For `like`: one element that looks like a tensor of this shape."""
-    return torch.empty((1,) * len(shape), dtype=dtype, device=device).expand(shape)
-
-
-def like(pattern):
-    """A new contiguous tensor; half of what torch.empty costs the host."""
-    return torch.empty_like(pattern, memory_format=torch.contiguous_format)
-
-
-def _size(struct):
-    return ctypes.sizeof(type(struct))
-
-
-class _Prepared:
-    """An args struct, the structs that it points to, and what ctypes passes to the call."""
-
-    def __init__(self, args_type, **parts):
-        self.args = args_type()
-        self.args.size = _size(self.args)
-        self.call = self.args.call
-        self.ref = ctypes.byref(self.args)
-        for name, part in parts.items():
-            setattr(self, name, part)
-            if part is not None:
-                setattr(self.args, name, _address(part))
+    """For torch.empty_like, which costs the host less than torch.empty: a tensor of this shape whose
+    memory has been given back."""
+    tensor = torch.empty(shape, dtype=dtype, device=device)
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
 def _tensor(rows, cols, dtype):
@@ -110,21 +116,15 @@ class Plan:
         cuda = self.device.type != "cpu"  # there memory() is torch.empty
         self._saved = pattern((self.saved_bytes,), torch.uint8, self.device) if cuda else None
         self._dw = pattern((self.n, self.k), self.grad_weight, self.device)
+        grad = operand.operand_bytes(m, self.n, abi.BOTH, self.x_scalings)
+        self._grad = _BACKWARD_GRAD, grad + 255  # scratch of backward
         self._pools = {}
-
-    def _pool(self, code):
-        pool = self._pools.get(code)
-        if pool is None:
-            pool = self._pools[code] = []
-        return pool
-
-    def _x(self):
-        return _operand(
-            abi.ROLE_X, abi.E4M3, self.m, self.k, abi.TRANSPOSED, self.x_scalings
-        )
 
     def weight_struct(self, copies):
         return _operand(abi.ROLE_W, abi.E4M3, self.n, self.k, copies, self.w_scalings)
+
+    def _x(self):
+        return _operand(abi.ROLE_X, abi.E4M3, self.m, self.k, abi.TRANSPOSED, self.x_scalings)
 
     def _dy(self, copies):
         return _operand(abi.ROLE_DY, self.dy_format, self.m, self.n, copies, self.x_scalings)
@@ -132,26 +132,39 @@ class Plan:
     def _empty(self, cols, copies):
         return _operand(0, 0, self.m, cols, copies, self.x_scalings)
 
+    def _pool(self, code):
+        pool = self._pools.get(code)
+        if pool is None:
+            pool = self._pools[code] = []
+        return pool
+
+    def _make(self, layout, values=(), **parts):
+        call = abi.Call(workspace_bytes=self.workspace_bytes)
+        return layout.make(dict(values, call=call), **parts)
+
     def run(self, function, args, at):
         """A call whose args struct is made for it."""
         call = args.call
         call.stream, capturing, call.state, call.flags = at
-        memory, call.workspace = self.context.workspace(at[0], capturing, self.workspace_bytes)
-        call.workspace_bytes = self.workspace_bytes
+        size = self.workspace_bytes
+        memory, call.workspace, _ = self.context.workspace(at[0], capturing, size)
+        call.workspace_bytes = size
         abi.check(function(self.handle, args))
 
-    def _run(self, function, prepared, at, scratch=None):
-        """at: as State.at gives it. scratch: an operand struct that only this call uses; it lies
-        behind the workspace."""
-        call = prepared.call
-        call.stream, capturing, call.state, call.flags = at
+    def _run(self, function, prepared, first, at, scratch=None):
+        """A prepared call; its fp8_call begins at word `first`. at: as State.at gives it. scratch:
+        (word that gets its address, bytes) of an operand that only this call uses; it lies behind
+        the workspace."""
+        words, pointer = prepared
+        stream, capturing, state, flags = at
         size = self.workspace_bytes
-        more = 0 if scratch is None else scratch.bytes + 255
-        memory, address = self.context.workspace(at[0], capturing, size + more)
-        call.workspace, call.workspace_bytes = address, size
-        if more:
-            scratch.data = (address + size + 255) & -256
-        status = function(self.handle, prepared.ref)
+        more = size if scratch is None else size + scratch[1]
+        memory, start, _ = self.context.workspace(stream, capturing, more)
+        if scratch is not None:
+            words[scratch[0]] = (start + size + 255) & -256
+        words[first], words[first + 2], words[first + 3] = start, stream, flags << 32
+        words[first + 4] = state
+        status = function(self.handle, pointer)
         if status:
             abi.check(status)
 
@@ -162,7 +175,7 @@ class Plan:
         return torch.empty((*lead, self.k), dtype=self.grad_input, device=self.device)
 
     def new_dw(self):
-        return like(self._dw)
+        return torch.empty_like(self._dw)
 
     def fprop(self, x, weight, copies, bias, y, save, at):
         """Fills y[..., N]; x[..., K], weight: bytes with `copies`, bias[N] bf16. Returns what backward
@@ -172,30 +185,31 @@ class Plan:
         saved = None
         if save and self.saves_x:
             saved, save = matrix(x), False
-        pool = self._pool(("fprop", copies, save, bias is None))
-        p = pool.pop() if pool else self._fprop(copies, save, bias)
-        tensor = p.x
-        tensor.data, tensor.ld = x.data_ptr(), ld
-        p.y.data, p.weight.data = y.data_ptr(), weight.data_ptr()
+        pool = self._pool(("fprop", copies, save))
+        prepared = pool.pop() if pool else self._fprop(copies, save)
+        words = prepared[0]
+        words[_FPROP_X], words[_FPROP_X + _LD] = x.data_ptr(), ld
+        words[_FPROP_Y], words[_FPROP_WEIGHT] = y.data_ptr(), weight.data_ptr()
         if bias is not None:
-            p.bias.data = bias.data_ptr()
+            words[_FPROP_BIAS] = bias.data_ptr()
         if save:
             if self._saved is None:
                 saved = operand.memory(self.saved_bytes, self.device)
             else:
-                saved = like(self._saved)
-            p.saved.data = saved.data_ptr()
-        self._run(_runtime.fp8_layer_fprop, p, at)
-        pool.append(p)
+                saved = torch.empty_like(self._saved)
+            words[_FPROP_SAVED] = saved.data_ptr()
+        self._run(_runtime.fp8_layer_fprop, prepared, _FPROP.call, at)
+        pool.append(prepared)
         return saved
 
-    def _fprop(self, copies, save, bias):
-        return _Prepared(
-            abi.FpropArgs,
-            x=_tensor(self.m, self.k, torch.bfloat16),
+    def _fprop(self, copies, save):
+        bias = self.layer.key.bias
+        return self._make(
+            _FPROP,
+            x=_tensor(self.m, self.k, _BF16),
             weight=self.weight_struct(copies),
             y=_tensor(self.m, self.n, self.output),
-            bias=None if bias is None else _tensor(1, self.n, torch.bfloat16),
+            bias=_tensor(1, self.n, _BF16) if bias else None,
             saved=self._empty(self.k, abi.TRANSPOSED) if save else None,
         )
 
@@ -205,40 +219,38 @@ class Plan:
         weight, copies = weight
         dw, accumulate = dw
         dy, ld = placed(dy, self.n)
-        wants = dx is not None, dw is not None and dw.dtype, dbias is not None
-        pool = self._pool(("backward", copies, wants))
-        p = pool.pop() if pool else self._backward(copies, wants)
-        p.args.accumulate_dw = accumulate
-        tensor = p.dy
-        tensor.data, tensor.ld = dy.data_ptr(), ld
+        kind = copies, dx is not None, dw is not None and dw.dtype, dbias is not None, accumulate
+        pool = self._pool(kind)
+        prepared = pool.pop() if pool else self._backward(*kind)
+        words = prepared[0]
+        words[_BACKWARD_DY], words[_BACKWARD_DY + _LD] = dy.data_ptr(), ld
         if dx is not None:
-            p.weight.data, p.dx.data = weight.data_ptr(), dx.data_ptr()
+            words[_BACKWARD_WEIGHT], words[_BACKWARD_DX] = weight.data_ptr(), dx.data_ptr()
         if dw is not None:
+            words[_BACKWARD_DW], words[_BACKWARD_DW + _LD] = dw.data_ptr(), dw.stride(0)
             if self.saves_x:
-                p.x.data, p.x.ld = saved.data_ptr(), saved.stride(0)
+                words[_BACKWARD_X], words[_BACKWARD_X + _LD] = saved.data_ptr(), saved.stride(0)
             else:
                 saved = operand.aligned(saved)
-                p.saved.data = saved.data_ptr()
-            p.dw.data, p.dw.ld = dw.data_ptr(), dw.stride(0)
+                words[_BACKWARD_SAVED] = saved.data_ptr()
         if dbias is not None:
-            p.dbias.data = dbias.data_ptr()
-        self._run(_runtime.fp8_layer_backward, p, at, p.grad)
-        pool.append(p)
+            words[_BACKWARD_DBIAS] = dbias.data_ptr()
+        self._run(_runtime.fp8_layer_backward, prepared, _BACKWARD.call, at, self._grad)
+        pool.append(prepared)
 
-    def _backward(self, copies, wants):
-        want_dx, dw, want_dbias = wants
+    def _backward(self, copies, want_dx, dw, want_dbias, accumulate):
         want = (abi.ROW if want_dx else 0) | (abi.TRANSPOSED if dw else 0)
-        x = _tensor(self.m, self.k, torch.bfloat16) if dw and self.saves_x else None
-        return _Prepared(
-            abi.BackwardArgs,
-            dy=_tensor(self.m, self.n, torch.bfloat16),
+        return self._make(
+            _BACKWARD,
+            {"accumulate_dw": accumulate},
+            dy=_tensor(self.m, self.n, _BF16),
             saved=self._x() if dw and not self.saves_x else None,
-            x=x,
             weight=self.weight_struct(copies) if want_dx else None,
             grad=self._empty(self.n, want or abi.ROW),
             dbias=_tensor(1, self.n, torch.float32) if want_dbias else None,
             dw=_tensor(self.n, self.k, dw) if dw else None,
             dx=_tensor(self.m, self.k, self.grad_input) if want_dx else None,
+            x=_tensor(self.m, self.k, _BF16) if dw and self.saves_x else None,
         )
 
     # The parts of backward, for those who put something between them.
@@ -248,69 +260,74 @@ class Plan:
         copies = copies or abi.ROW
         dy, ld = placed(dy, self.n)
         pool = self._pool(("quantize_dy", copies, dbias is None))
-        p = (
+        prepared = (
             pool.pop()
             if pool
-            else _Prepared(
-                abi.QuantizeDyArgs,
-                dy=_tensor(self.m, self.n, torch.bfloat16),
+            else self._make(
+                _QUANTIZE_DY,
+                {"copies": copies},
+                dy=_tensor(self.m, self.n, _BF16),
                 grad=self._empty(self.n, copies),
                 dbias=None if dbias is None else _tensor(1, self.n, torch.float32),
             )
         )
-        grad = operand.memory(p.grad.bytes, self.device)
-        p.args.copies = copies
-        p.dy.data, p.dy.ld, p.grad.data = dy.data_ptr(), ld, grad.data_ptr()
+        words = prepared[0]
+        grad = operand.empty(self.m, self.n, copies, self.device, self.x_scalings)
+        words[_QUANTIZE_DY_DY], words[_QUANTIZE_DY_DY + _LD] = dy.data_ptr(), ld
+        words[_QUANTIZE_DY_TO] = grad.data_ptr()
         if dbias is not None:
-            p.dbias.data = dbias.data_ptr()
-        self._run(_runtime.fp8_layer_quantize_dy, p, at)
-        pool.append(p)
+            words[_QUANTIZE_DY_DBIAS] = dbias.data_ptr()
+        self._run(_runtime.fp8_layer_quantize_dy, prepared, _QUANTIZE_DY.call, at)
+        pool.append(prepared)
         return grad
 
     def wgrad(self, saved, grad, copies, dw, dy, at):
         """dw[N,K] of saved and of dy's operand, which has `copies`, or of dy itself."""
         pool = self._pool(("wgrad", copies, dw.dtype))
         quantized = not self.saves_x
-        p = (
+        prepared = (
             pool.pop()
             if pool
-            else _Prepared(
-                abi.WgradArgs,
+            else self._make(
+                _WGRAD,
                 saved=self._x() if quantized else None,
                 grad=self._dy(copies) if quantized else None,
-                x=None if quantized else _tensor(self.m, self.k, torch.bfloat16),
-                dy=None if quantized else _tensor(self.m, self.n, torch.bfloat16),
                 dw=_tensor(self.n, self.k, dw.dtype),
+                x=None if quantized else _tensor(self.m, self.k, _BF16),
+                dy=None if quantized else _tensor(self.m, self.n, _BF16),
             )
         )
+        words = prepared[0]
         if quantized:
             saved = operand.aligned(saved)
-            p.saved.data, p.grad.data = saved.data_ptr(), grad.data_ptr()
+            words[_WGRAD_SAVED], words[_WGRAD_GRAD] = saved.data_ptr(), grad.data_ptr()
         else:
             dy, ld = placed(dy, self.n)
-            p.x.data, p.x.ld = saved.data_ptr(), saved.stride(0)
-            p.dy.data, p.dy.ld = dy.data_ptr(), ld
-        p.dw.data, p.dw.ld = dw.data_ptr(), dw.stride(0)
-        self._run(_runtime.fp8_layer_wgrad, p, at)
-        pool.append(p)
+            words[_WGRAD_X], words[_WGRAD_X + _LD] = saved.data_ptr(), saved.stride(0)
+            words[_WGRAD_DY], words[_WGRAD_DY + _LD] = dy.data_ptr(), ld
+        words[_WGRAD_DW], words[_WGRAD_DW + _LD] = dw.data_ptr(), dw.stride(0)
+        self._run(_runtime.fp8_layer_wgrad, prepared, _WGRAD.call, at)
+        pool.append(prepared)
 
     def dgrad(self, grad, copies, weight, dx, at):
         """Fills dx[..., K] of dy's operand, which has `copies`, and of weight = (bytes, copies)."""
         weight, w_copies = weight
         pool = self._pool(("dgrad", copies, w_copies))
-        p = (
+        prepared = (
             pool.pop()
             if pool
-            else _Prepared(
-                abi.DgradArgs,
+            else self._make(
+                _DGRAD,
                 grad=self._dy(copies),
                 weight=self.weight_struct(w_copies),
                 dx=_tensor(self.m, self.k, self.grad_input),
             )
         )
-        p.grad.data, p.weight.data, p.dx.data = grad.data_ptr(), weight.data_ptr(), dx.data_ptr()
-        self._run(_runtime.fp8_layer_dgrad, p, at)
-        pool.append(p)
+        words = prepared[0]
+        words[_DGRAD_GRAD], words[_DGRAD_WEIGHT] = grad.data_ptr(), weight.data_ptr()
+        words[_DGRAD_DX] = dx.data_ptr()
+        self._run(_runtime.fp8_layer_dgrad, prepared, _DGRAD.call, at)
+        pool.append(prepared)
 
 
 def quantize_weight(plan, weight, copies, at, data=None):
@@ -322,19 +339,21 @@ def quantize_weight(plan, weight, copies, at, data=None):
     if data is None:
         data = operand.empty(plan.n, plan.k, copies, plan.device, plan.w_scalings)
     pool = plan._pool(("weight", copies, source.dtype))
-    if pool:
-        p = pool.pop()
-    else:
-        p = _Prepared(
-            abi.QuantizeArgs,
+    prepared = (
+        pool.pop()
+        if pool
+        else plan._make(
+            _QUANTIZE,
+            {"role": abi.ROLE_W, "copies": copies},
             source=_tensor(plan.n, plan.k, source.dtype),
             operand=_operand(0, 0, plan.n, plan.k, copies, plan.w_scalings),
         )
-        p.args.role, p.args.copies = abi.ROLE_W, copies
-    p.source.data, p.source.ld = source.data_ptr(), ld
-    p.operand.data = data.data_ptr()
-    plan._run(_runtime.fp8_quantize, p, at)
-    pool.append(p)
+    )
+    words = prepared[0]
+    words[_QUANTIZE_SOURCE], words[_QUANTIZE_SOURCE + _LD] = source.data_ptr(), ld
+    words[_QUANTIZE_TO] = data.data_ptr()
+    plan._run(_runtime.fp8_quantize, prepared, _QUANTIZE.call, at)
+    pool.append(prepared)
     return data
 
 

@@ -159,28 +159,28 @@ class Context:
         """The current stream as the runtime takes it; None on the host."""
         return None if self.index == abi.HOST else torch._C._cuda_getCurrentRawStream(self.index)
 
-    def at(self, state=None, flags=0):
-        """Where and how a pass runs: (the current stream, whether a graph captures it, the C state of
-        delayed scaling, flags)."""
+    def at(self, state=0, flags=0):
+        """Where and how a pass runs: (the current stream, whether a graph captures it, address of the
+        C state of delayed scaling or 0, flags)."""
         if self.index == abi.HOST:
-            return None, False, state, flags
+            return 0, False, state, flags
         stream = torch._C._cuda_getCurrentRawStream(self.index)
         return stream, torch._C._cuda_isCurrentStreamCapturing(), state, flags
 
     def workspace(self, stream, capturing, size):
-        """(owner, address) of scratch for one call on `stream`; a graph under capture gets memory
-        of its own pool."""
-        if capturing:
-            held = torch.empty(size, dtype=torch.uint8, device=self.device)
-            return held, held.data_ptr()
-        if stream is None:
+        """(owner, address, bytes) of scratch for one call on `stream`; a graph under capture gets
+        memory of its own pool."""
+        if self.index == abi.HOST:
             stream = threading.get_ident()  # the host backend runs on the calling thread
-        held = self.workspaces.get(stream)
+        held = None if capturing else self.workspaces.get(stream)
         if held is None or held[2] < size:
-            self.workspaces[stream] = None
+            if not capturing:
+                self.workspaces[stream] = None
             memory = torch.empty(size, dtype=torch.uint8, device=self.device)
-            held = self.workspaces[stream] = memory, memory.data_ptr(), size
-        return held[:2]
+            held = memory, memory.data_ptr(), size
+            if not capturing:
+                self.workspaces[stream] = held
+        return held
 
 
 class Layer:

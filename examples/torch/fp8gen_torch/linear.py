@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import abi, operand
-from .calls import like
 from .layers import Recipe
 from .states import Site, State, check, state_of
 
@@ -34,15 +33,16 @@ def _forward(state, site, x, weight, bias, save, want_dx):
     w, copies = state.weight(plan, weight, want, True, at)
     if bias is not None and not (bias.dtype is torch.bfloat16 and bias.is_contiguous()):
         bias = bias.to(torch.bfloat16).contiguous()
-    y = like(site.y)
+    y = torch.empty_like(site.y)
     saved = plan.fprop(x, w, copies, bias, y, save, at)
     y_dtype = site.like[1]
     return (y if y.dtype is y_dtype else y.to(y_dtype)), saved
 
 
-def _backward(state, site, dy, saved, weight, want, main_grad):
-    """(dx, dw, dbias), each None if not in `want`; dw is added to main_grad if that is given."""
-    want_dx, want_dw, want_dbias = want
+def _backward(state, site, dy, saved, weight, want, main_grad, kept=None):
+    """(dx, dw, dbias), each None if not in `want`; dw is added to main_grad if that is given. kept:
+    the weight's Copies of the forward."""
+    want_dx, want_dw, want_dbias = want[:3]
     plan = site.plan
     x_dtype, _, dw_dtype, bias_dtype = site.like
     dx = dw = dbias = None
@@ -56,8 +56,8 @@ def _backward(state, site, dy, saved, weight, want, main_grad):
     if want_dbias:
         dbias = torch.empty(plan.n, dtype=torch.float32, device=plan.device)
     if want_dx:
-        w = state.weight(plan, weight, abi.TRANSPOSED, False, at)
-        dx = like(site.dx)
+        w = state.weight_of(kept, plan, weight, at)
+        dx = torch.empty_like(site.dx)
     plan.backward(dy, saved, w, dx, (dw, add), dbias, at)
     if dx is not None and dx.dtype is not x_dtype:
         dx = dx.to(x_dtype)
@@ -72,11 +72,12 @@ def _backward(state, site, dy, saved, weight, want, main_grad):
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, state, site, main_grad):
+    def forward(ctx, x, weight, bias, call):
+        state, site, _ = call
         want_dx, want_dw = ctx.needs_input_grad[:2]
         y, saved = _forward(state, site, x, weight, bias, want_dw, want_dx)
         ctx.save_for_backward(saved, weight)
-        ctx.call = state, site, main_grad
+        ctx.call, ctx.kept = call, state.kept
         return y
 
     @staticmethod
@@ -89,11 +90,11 @@ class _Linear(torch.autograd.Function):
 def _gradients(ctx, dy):
     saved, weight = ctx.saved_tensors
     state, site, main_grad = ctx.call
-    want = ctx.needs_input_grad[:3]
-    dx, dw, dbias = _backward(state, site, dy, saved, weight, want, main_grad)
+    want = ctx.needs_input_grad
+    dx, dw, dbias = _backward(state, site, dy, saved, weight, want, main_grad, ctx.kept)
     if main_grad is not None:
         weight.grad_added_to_main_grad = True
-    return dx, dw, dbias, None, None, None
+    return dx, dw, dbias, None
 
 
 _once = once_differentiable(_gradients)
@@ -295,7 +296,7 @@ def fp8_linear(x, weight, bias=None, state=None):
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
         apply = _Linear.apply if torch._C._are_functorch_transforms_active() else _apply
-        return apply(x, weight, bias, state, site, main_grad)
+        return apply(x, weight, bias, (state, site, main_grad))
     return _forward(state, site, x, weight, bias, False, False)[0]
 
 

@@ -68,26 +68,29 @@ register_optimizer_step_post_hook(_stepped)
 class Identity:
     """One version of one tensor's memory, seen in one way."""
 
-    __slots__ = ("storage", "seen")
+    __slots__ = ("storage", "version", "epoch", "address", "stride", "dtype")
 
     def __init__(self, tensor):
         self.storage = StorageWeakRef(tensor.untyped_storage())
-        self.seen = None if tensor.is_inference() else _seen(tensor)  # which has no versions
+        self.version = None if tensor.is_inference() else tensor._version  # those have no versions
+        self.epoch = _epoch
+        self.address, self.stride, self.dtype = tensor.data_ptr(), tensor.stride(), tensor.dtype
 
     def is_of(self, tensor):
-        return (
-            self.seen is not None
-            and not tensor.is_inference()
-            and self.seen == _seen(tensor)
-            and self.storage.cdata == tensor.untyped_storage()._cdata
-        )
+        try:
+            return (
+                self.epoch == _epoch
+                and self.version == tensor._version
+                and self.address == tensor.data_ptr()
+                and self.stride == tensor.stride()
+                and self.dtype is tensor.dtype
+                and self.same_memory(tensor)
+            )
+        except RuntimeError:  # of an inference tensor's version
+            return False
 
     def same_memory(self, tensor):
         return self.storage.cdata == tensor.untyped_storage()._cdata
-
-
-def _seen(tensor):
-    return tensor._version, _epoch, tensor.storage_offset(), tensor.stride(), tensor.dtype
 
 
 class Site:
@@ -100,6 +103,17 @@ class Site:
         self.plan, self.like = plan, like
         self.y = pattern((*lead, plan.n), plan.output, plan.device)
         self.dx = pattern((*lead, plan.k), plan.grad_input, plan.device)
+
+
+class Copies:
+    """A weight's FP8 copies that are kept: the operand's bytes and which copies they hold, the
+    Identity of the weight they were made from, on which stream, and whether by an evaluation."""
+
+    __slots__ = ("data", "copies", "identity", "stream", "evaluated")
+
+    def __init__(self, data, copies, identity, stream, evaluated):
+        self.data, self.copies, self.identity = data, copies, identity
+        self.stream, self.evaluated = stream, evaluated
 
 
 class State:
@@ -116,9 +130,7 @@ class State:
         _states[self.number] = self
         self._sites = {}
         self._layers = {}  # by the weight's whole shape, dtype and device
-        # (operand's bytes, copies, Identity of the weight they were made from, stream, whether an
-        # evaluation made them); one tuple, so that threads see all of it or nothing.
-        self._kept = None
+        self.kept = None  # the Copies; one object, so that threads see all of it or nothing
         self._captured = False  # a graph has written the bytes: only graphs may trust them
         self.kept_history = None  # of recipe "delayed", from the first call on
         self._saved_history = None  # loaded before that
@@ -212,28 +224,42 @@ class State:
         if not self.keep:
             return quantize_weight(plan, weight, copies, at), copies
         stream, capturing, _, flags = at
-        kept = self._kept
+        kept = self.kept
         if (
             kept is not None
-            and kept[1] & copies == copies
+            and kept.copies & copies == copies
             and (not forward if capturing else not self._captured)
-            and (not kept[4] or flags & abi.CALL_EVALUATE)
-            and kept[2].is_of(weight)
+            and (not kept.evaluated or flags & abi.CALL_EVALUATE)
+            and kept.identity.is_of(weight)
         ):
-            if stream != kept[3] and not capturing:
-                _wait_for(kept[3], plan.device)
-            return kept[:2]
+            if stream != kept.stream and not capturing:
+                _wait_for(kept.stream, plan.device)
+            return kept.data, kept.copies
         with _quantizing:
             return self._quantize(plan, weight, copies, at)
 
+    def weight_of(self, kept, plan, weight, at):
+        """What `weight` would give a backward whose forward used the Copies `kept` (or None), of a
+        weight that has the same version still."""
+        if (
+            kept is not None
+            and kept is self.kept
+            and kept.copies & abi.TRANSPOSED
+            and kept.stream == at[0]
+            and kept.identity.epoch == _epoch
+            and not (self._captured or kept.evaluated)
+        ):
+            return kept.data, kept.copies
+        return self.weight(plan, weight, abi.TRANSPOSED, False, at)
+
     def _quantize(self, plan, weight, copies, at):
         stream, capturing, _, flags = at
-        data, kept, self._kept = None, self._kept, None
-        if kept is not None and kept[1] & copies == copies and kept[0].device == plan.device:
-            data, copies = kept[:2]
+        data, kept, self.kept = None, self.kept, None
+        if kept is not None and kept.copies & copies == copies and kept.data.device == plan.device:
+            data, copies = kept.data, kept.copies
         data = quantize_weight(plan, weight, copies, at, data)
         evaluated = bool(flags & abi.CALL_EVALUATE)
-        self._kept = data, copies, Identity(weight), stream, evaluated
+        self.kept = Copies(data, copies, Identity(weight), stream, evaluated)
         self._captured = self._captured or capturing
         return data, copies
 
