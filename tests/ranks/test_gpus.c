@@ -73,38 +73,59 @@ static int next_ranks(int ranks)
     return ranks < 3 ? ranks + 1 : ranks < gpus ? gpus : gpus + 1;
 }
 
-/* ---- models ---- */
+/* ---- bundles: one for a number of ranks ---- */
+
+static char bundles[8 + 1][256];
+
+static const char *bundle_for(int ranks)
+{
+    char text[sizeof spec + 16];
+    snprintf(text, sizeof text, spec, ranks);
+    if (!bundles[ranks][0])
+        ranks_bundle(text, "sm_90a", bundles[ranks]);
+    return bundles[ranks];
+}
+
+static int drop_bundles(void **state)
+{
+    (void)state;
+    for (int ranks = 0; ranks <= 8; ranks++) {
+        if (bundles[ranks][0])
+            ranks_bundle_drop(bundles[ranks]);
+    }
+    return 0;
+}
+
+/* ---- models: a test for each case ---- */
+
+static struct {
+    const char *name;
+    struct model_case c;
+} cases[] = {
+    { "model: two steps", { .tokens = 256, .steps = 2, .give_bias = 1 } },
+    { "model: weights kept, average", { .tokens = 77, .steps = 1, .keep = 1, .average = 1 } },
+    { "model: one group", { .tokens = 130, .steps = 1, .group = 1, .give_bias = 1 } },
+    { "model: hooks", { .tokens = 130, .steps = 1, .with_hooks = 1 } },
+    { "model: a rank without tokens", { .tokens = -1, .steps = 1, .give_bias = 1 } },
+    { "model: the caller's accumulators", { .tokens = 64, .steps = 1, .caller_dw = 1 } },
+    { "model: sums by collectives",
+      { .tokens = 130, .steps = 1, .give_bias = 1, .reduce_by = FP8_REDUCE_COLLECTIVE } },
+    { "model: averages by collectives",
+      { .tokens = 130, .steps = 1, .average = 1, .reduce_by = FP8_REDUCE_COLLECTIVE } },
+    { "model: transposed shards", { .tokens = 130, .steps = 1, .transposed_shards = 1 } },
+    { "model: averages by exchange",
+      { .tokens = 130, .steps = 1, .average = 1, .reduce_by = FP8_REDUCE_EXCHANGE } },
+};
+enum { CASES = sizeof cases / sizeof cases[0] };
 
 static void test_model(void **state)
 {
-    (void)state;
-    static struct {
-        const char *name;
-        struct model_case c;
-    } cases[] = {
-        { "two steps", { .tokens = 256, .steps = 2, .give_bias = 1 } },
-        { "weights kept, average", { .tokens = 77, .steps = 1, .keep = 1, .average = 1 } },
-        { "one group", { .tokens = 130, .steps = 1, .group = 1, .give_bias = 1 } },
-        { "hooks", { .tokens = 130, .steps = 1, .with_hooks = 1 } },
-        { "a rank without tokens", { .tokens = -1, .steps = 1, .give_bias = 1 } },
-        { "the caller's accumulators", { .tokens = 64, .steps = 1, .caller_dw = 1 } },
-        { "sums by collectives",
-          { .tokens = 130, .steps = 1, .reduce_by = FP8_REDUCE_COLLECTIVE } },
-        { "transposed shards", { .tokens = 130, .steps = 1, .transposed_shards = 1 } },
-        { "sums of an exchange",
-          { .tokens = 130, .steps = 1, .average = 1, .reduce_by = FP8_REDUCE_EXCHANGE } },
-    };
+    const int i = *(int *)*state;
     for (int ranks = 2; ranks <= gpus; ranks = next_ranks(ranks)) {
-        char text[sizeof spec + 16], bundle[256];
-        snprintf(text, sizeof text, spec, ranks);
-        ranks_bundle(text, "sm_90a", bundle);
-        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-            if (i > 0 && ranks != 2 && ranks != gpus)
-                continue;
-            cases[i].c.bundle = bundle;
-            run_limited(cases[i].name, ranks, 24, model_body, &cases[i].c);
-        }
-        ranks_bundle_drop(bundle);
+        if (i > 0 && ranks != 2 && ranks != gpus)
+            continue;
+        cases[i].c.bundle = bundle_for(ranks);
+        run_limited(cases[i].name, ranks, 24, model_body, &cases[i].c);
     }
 }
 
@@ -114,16 +135,12 @@ static void test_graphs(void **state)
 {
     (void)state;
     for (int ranks = 2; ranks <= gpus; ranks = next_ranks(ranks)) {
-        char text[sizeof spec + 16], bundle[256];
-        snprintf(text, sizeof text, spec, ranks);
-        ranks_bundle(text, "sm_90a", bundle);
         for (uint32_t keep = 0; keep < 2; keep++) {
-            struct graph_case c = { .bundle = bundle, .tokens = 130, .keep = keep };
+            struct graph_case c = { .bundle = bundle_for(ranks), .tokens = 130, .keep = keep };
             pthread_barrier_init(&c.meet, NULL, (unsigned)ranks);
             run_limited(keep ? "graphs, weights kept" : "graphs", ranks, 40, graph_body, &c);
             pthread_barrier_destroy(&c.meet);
         }
-        ranks_bundle_drop(bundle);
     }
 }
 
@@ -339,13 +356,10 @@ static void test_two_contexts(void **state)
     enum { M = 256 };
     static const int results[] = { DESK_Y, DESK_DX, DESK_DW, DESK_DBIAS };
     static const size_t sizes[] = { M * N * 2, M * K * 2, N * K * 4, N * 4 };
-    char bundle[256], text[sizeof spec + 16];
     struct desk desks[8] = { { 0 } };
     static unsigned char image[8][N * K * 4];
-    snprintf(text, sizeof text, spec, 2);
-    ranks_bundle(text, "sm_90a", bundle);
     for (int i = 0; i < gpus; i++)
-        open_desk(&desks[i], i, bundle, M);
+        open_desk(&desks[i], i, bundle_for(2), M);
     for (int round = 0; round < 3 * gpus; round++)
         work_at(&desks[round % gpus], (uint64_t)(1 + round / gpus), M);
     for (int r = 0; r < 4; r++) {
@@ -363,7 +377,6 @@ static void test_two_contexts(void **state)
     }
     for (int i = 0; i < gpus; i++)
         close_desk(&desks[i]);
-    ranks_bundle_drop(bundle);
 }
 
 /* ---- a rank that does not come ---- */
@@ -435,11 +448,21 @@ int main(int count, char **arguments)
     }
     if (count > 1) /* tests by name, as cmocka's patterns */
         cmocka_set_test_filter(arguments[1]);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gathers),       cmocka_unit_test(test_model),
-        cmocka_unit_test(test_memory),        cmocka_unit_test(test_graphs),
-        cmocka_unit_test(test_two_contexts),  cmocka_unit_test(test_absent),
-        cmocka_unit_test(test_absent_engine),
+    struct CMUnitTest tests[CASES + 6] = { { .name = "gathers", .test_func = test_gathers } };
+    int numbers[CASES];
+    for (int i = 0; i < CASES; i++) {
+        numbers[i] = i;
+        tests[1 + i] = (struct CMUnitTest){ .name = cases[i].name,
+                                            .test_func = test_model,
+                                            .initial_state = &numbers[i] };
+    }
+    const struct CMUnitTest others[] = {
+        { .name = "memory", .test_func = test_memory },
+        { .name = "graphs", .test_func = test_graphs },
+        { .name = "two contexts", .test_func = test_two_contexts },
+        { .name = "absent", .test_func = test_absent },
+        { .name = "absent from a copy engine", .test_func = test_absent_engine },
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    memcpy(tests + 1 + CASES, others, sizeof others);
+    return cmocka_run_group_tests(tests, NULL, drop_bundles);
 }
