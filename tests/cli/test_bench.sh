@@ -4,7 +4,7 @@
 . tests/cli/harness.sh
 command -v cc >/dev/null || { echo "skip: no C compiler for the preloaded library"; exit 77; }
 "$FP8GEN" doctor | grep -q '^NVRTC.*not found' && { echo "skip: no NVRTC"; exit 77; }
-cc -std=c11 -D_GNU_SOURCE -shared -fPIC -O1 -I. -o "$T/fake.so" tests/cli/preload/fake_gpu.c -ldl -lm || exit 1
+cc -std=c11 -D_GNU_SOURCE -shared -fPIC -O2 -I. -o "$T/fake.so" tests/cli/preload/fake_gpu.c -ldl -lm || exit 1
 preload=$T/fake.so
 # a program with a sanitizer wants its library first
 asan=$(ldd "$FP8GEN" | sed -n 's/.*libasan.* => \([^ ]*\).*/\1/p')
@@ -52,7 +52,7 @@ rows_are '[row["launches"] for row in rows] == [1, 2, 1, 1, 1, 1] and rows[0]["u
 rows_are 'rows[1]["baseline_name"] == rows[3]["baseline_name"] == rows[5]["case"].removeprefix("host time of ")'
 
 case_of "bench host: a framework beside it, and the start of a model"
-echo 'return model "tiny" { tokens = 16, layers = { linear "a" { in_features = 16, out_features = 16 } } }' >"$T/start.lua"
+echo 'return model "tiny" { tokens = 16, layers = { linear "a" { in_features = 16, out_features = 16, compute = "bf16" } } }' >"$T/start.lua"
 cat >"$T/python" <<'FAKE'
 #!/bin/sh
 echo is A framework; echo 24.5

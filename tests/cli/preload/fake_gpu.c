@@ -4,15 +4,30 @@
  * The context on device 0 is a host context that calls itself compute capability 9.0; the driver calls
  * of the program succeed, its copies are memcpy; cuBLASLt offers three algorithms: the first multiplies,
  * plainly; the second is not usable; the third leaves its output as it is, which is wrong. So the
- * flow of a benchmark is tested, its memory, its rows and its checks, and not one of its figures.
+ * flow of a benchmark is tested, its memory, its rows and its checks, and not one of its figures. The
+ * clock runs ten times as fast as time: what warms up a device that there is not is soon over.
  */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "runtime/fp8.h"
 #include "runtime/fp8_device.h"
+
+int clock_gettime(clockid_t clock, struct timespec *time)
+{
+    int (*real)(clockid_t, struct timespec *) = NULL;
+    *(void **)&real = dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(clock, time);
+    if (result == 0 && clock == CLOCK_MONOTONIC) {
+        long long fast = 10 * (time->tv_sec * 1000000000LL + time->tv_nsec);
+        time->tv_sec = (time_t)(fast / 1000000000);
+        time->tv_nsec = (long)(fast % 1000000000);
+    }
+    return result;
+}
 
 static int succeed(void)
 {
@@ -105,6 +120,16 @@ static float decode(unsigned code, int mantissa, int bias)
     return code & 0x80 ? -value : value;
 }
 
+static float decoded[2][256]; /* every E4M3 and every E5M2 number */
+
+__attribute__((constructor)) static void fill_decoded(void)
+{
+    for (unsigned code = 0; code < 256; code++) {
+        decoded[0][code] = decode(code, 3, 7);
+        decoded[1][code] = decode(code, 2, 15);
+    }
+}
+
 static float load(const void *data, const struct layout *l, size_t row, size_t col)
 {
     size_t at = col * (size_t)l->ld + row;
@@ -112,8 +137,7 @@ static float load(const void *data, const struct layout *l, size_t row, size_t c
     if (l->type == R_32F)
         return ((const float *)data)[at];
     if (l->type == R_E4M3 || l->type == R_E5M2)
-        return decode(((const unsigned char *)data)[at], l->type == R_E4M3 ? 3 : 2,
-                      l->type == R_E4M3 ? 7 : 15);
+        return decoded[l->type == R_E5M2][((const unsigned char *)data)[at]];
     unsigned bits = (unsigned)((const unsigned short *)data)[at] << 16;
     memcpy(&value, &bits, sizeof value);
     return value;
