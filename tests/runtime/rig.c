@@ -329,6 +329,14 @@ void rig_set(struct rig_tensor *tensor, int64_t i, int64_t j, float value)
     rig_set_bits(tensor, i, j, rig_rounded(tensor->t.dtype, value));
 }
 
+void rig_set_all(struct rig_tensor *tensor, float value)
+{
+    for (int64_t i = 0; i < tensor->t.rows; i++) {
+        for (int64_t j = 0; j < tensor->t.cols; j++)
+            rig_set(tensor, i, j, value);
+    }
+}
+
 void rig_operand_make(struct rig_operand *operand, size_t bytes, uint8_t poison)
 {
     rig_block_make(&operand->block, bytes, 0, poison);
@@ -497,9 +505,38 @@ void rig_layers_close(struct rig_layers *layers)
     memset(layers, 0, sizeof *layers);
 }
 
+struct rig_layers rig_shared;
+
+int rig_shared_close(void **state)
+{
+    (void)state;
+    rig_layers_close(&rig_shared);
+    return 0;
+}
+
 size_t rig_bytes(const struct rig_layer *layer, int64_t tokens, fp8_bytes which)
 {
     size_t bytes = 0;
     RIG_OK(fp8_layer_bytes(layer->handle, tokens, which, &bytes));
     return bytes;
+}
+
+void rig_workspace_make(struct rig_scratch *workspace, const struct rig_layers *layers,
+                        int64_t tokens, uint8_t poison)
+{
+    size_t most = 0;
+    for (int i = 0; i < layers->count; i++) {
+        size_t bytes = rig_bytes(&layers->layer[i], tokens, FP8_BYTES_WORKSPACE);
+        most = bytes > most ? bytes : most;
+    }
+    rig_scratch_make(workspace, most, 0, poison);
+}
+
+fp8_call rig_call(const struct rig_scratch *workspace)
+{
+    fp8_call call = FP8_CALL_INIT;
+    call.workspace = workspace->device;
+    call.workspace_bytes = workspace->bytes;
+    call.stream = rig.stream;
+    return call;
 }

@@ -130,6 +130,7 @@ uint32_t rig_rounded(fp8_dtype dtype, float value);
 float rig_get(const struct rig_tensor *tensor, int64_t i, int64_t j);
 void rig_set(struct rig_tensor *tensor, int64_t i, int64_t j,
              float value); /* rounded to the dtype */
+void rig_set_all(struct rig_tensor *tensor, float value);
 void rig_set_bits(struct rig_tensor *tensor, int64_t i, int64_t j, uint32_t bits);
 uint32_t rig_bits(const struct rig_tensor *tensor, int64_t i, int64_t j);
 
@@ -192,7 +193,15 @@ void rig_bundle_drop(const char *path, fp8_bundle *bundle);
 /* Layers "l0", "l1", ... of one bundle. */
 void rig_layers_open(struct rig_layers *layers, const struct rig_spec *specs, int count);
 void rig_layers_close(struct rig_layers *layers);
+/* Layers that the tests of a program share: opened by the setup of the first, closed by the teardown of
+ * the last. */
+extern struct rig_layers rig_shared;
+int rig_shared_close(void **state);
 size_t rig_bytes(const struct rig_layer *layer, int64_t tokens, fp8_bytes which);
+/* A workspace for every one of the layers, and a call on rig.stream that has it. */
+void rig_workspace_make(struct rig_scratch *workspace, const struct rig_layers *layers,
+                        int64_t tokens, uint8_t poison);
+fp8_call rig_call(const struct rig_scratch *workspace);
 
 /* ---- a case: one layer, one M, all tensors, forward and backward ---- */
 
@@ -254,8 +263,10 @@ void rig_case_advance(struct rig_case *c);
 /* Pulls everything and checks it: guards, FP8 bytes, scales and pads bit for bit, GEMMs and dbias
  * by the bounds, found_inf, inputs unchanged. */
 void rig_case_check(struct rig_case *c);
+/* Makes, runs and checks. */
+void rig_case_complete(struct rig_case *c);
 void rig_case_free(struct rig_case *c);
-/* All of the above for one shape. */
+/* All of the above, from rig_case_init to rig_case_free, for one shape. */
 void rig_case_all(const struct rig_layer *layer, int64_t tokens, uint64_t seed, uint8_t poison);
 
 /* ---- the reference ---- */

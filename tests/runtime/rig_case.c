@@ -104,10 +104,8 @@ void rig_case_push(struct rig_case *c)
 
 fp8_call rig_case_call(const struct rig_case *c)
 {
-    fp8_call call = FP8_CALL_INIT;
+    fp8_call call = rig_call(&c->workspace);
     call.state = c->state;
-    call.workspace = c->workspace.device;
-    call.workspace_bytes = c->workspace.bytes;
     call.stream = c->stream;
     return call;
 }
@@ -349,6 +347,13 @@ void rig_case_check(struct rig_case *c)
     rig_quantized_free(&dy);
 }
 
+void rig_case_complete(struct rig_case *c)
+{
+    rig_case_make(c);
+    rig_case_run(c);
+    rig_case_check(c);
+}
+
 void rig_case_free(struct rig_case *c)
 {
     for (int i = 0; i < RIG_TENSORS; i++) {
@@ -368,8 +373,6 @@ void rig_case_all(const struct rig_layer *layer, int64_t tokens, uint64_t seed, 
     struct rig_case c;
     rig_case_init(&c, layer, tokens, seed);
     c.poison = poison;
-    rig_case_make(&c);
-    rig_case_run(&c);
-    rig_case_check(&c);
+    rig_case_complete(&c);
     rig_case_free(&c);
 }

@@ -38,6 +38,15 @@ void world_make(struct world *o, int layers, const char *fields)
     rig_scratch_make(&o->workspace, world_bytes(o->layer[0], FP8_BYTES_WORKSPACE), 0, 0xFF);
 }
 
+void world_begin(struct world *o, const char *fields, float w, float x, float dy)
+{
+    world_make(o, 1, fields);
+    world_fill(&o->w, w, 1);
+    world_fill(&o->x, x, 2);
+    world_fill(&o->dy, dy, 3);
+    world_update(o, 0, 1);
+}
+
 void world_free(struct world *o)
 {
     struct rig_tensor *tensors[] = { &o->x, &o->w, &o->dy, &o->y, &o->dx, &o->dw };
@@ -68,10 +77,7 @@ void world_fill(struct rig_tensor *tensor, float amplitude, uint64_t seed)
 
 fp8_call world_call(struct world *o, int layer)
 {
-    fp8_call call = FP8_CALL_INIT;
-    call.workspace = o->workspace.device;
-    call.workspace_bytes = o->workspace.bytes;
-    call.stream = rig.stream;
+    fp8_call call = rig_call(&o->workspace);
     call.state = o->state;
     call.state_layer = layer;
     call.flags = o->flags;

@@ -25,6 +25,8 @@ struct world {
 size_t world_bytes(const fp8_layer *layer, fp8_bytes which);
 /* fields: of recipe.delayed. */
 void world_make(struct world *o, int layers, const char *fields);
+/* One layer, tensors of these amplitudes, the weight quantised as version 1. */
+void world_begin(struct world *o, const char *fields, float w, float x, float dy);
 void world_free(struct world *o);
 /* Values of either sign up to the amplitude, which the last one has. */
 void world_fill(struct rig_tensor *tensor, float amplitude, uint64_t seed);

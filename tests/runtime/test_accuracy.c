@@ -61,9 +61,7 @@ static void measure_depth(const struct rig_layer *layers, const char *name, int6
         rig_case_init(&c, &layers[i % 3], layers[i % 3].info.max_tokens, 1000 + (uint64_t)i);
         c.level = true;
         c.centred = i < 3;
-        rig_case_make(&c);
-        rig_case_run(&c);
-        rig_case_check(&c);
+        rig_case_complete(&c);
         error[i / 3][i % 3] = c.error[i % 3];
         rig_case_free(&c);
     }

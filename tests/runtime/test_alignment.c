@@ -4,8 +4,6 @@
  */
 #include "tests/runtime/rig.h"
 
-static struct rig_layers layers;
-
 enum { BF16, FP32, FP16, LAYERS };
 
 static const int moved[] = { RIG_X, RIG_W, RIG_BIAS, RIG_Y, RIG_DY, RIG_DX, RIG_DW, RIG_DBIAS };
@@ -32,22 +30,13 @@ static int open_layers(void **state)
                    .grad_input = FP8_DTYPE_FP16,
                    .grad_weight = FP8_DTYPE_FP16 },
     };
-    rig_layers_open(&layers, specs, LAYERS);
-    return 0;
-}
-
-static int close_layers(void **state)
-{
-    (void)state;
-    rig_layers_close(&layers);
+    rig_layers_open(&rig_shared, specs, LAYERS);
     return 0;
 }
 
 static void run(struct rig_case *c)
 {
-    rig_case_make(c);
-    rig_case_run(c);
-    rig_case_check(c);
+    rig_case_complete(c);
     rig_case_free(c);
 }
 
@@ -59,7 +48,7 @@ static void every_base_pointer_may_be_odd(void **state)
         for (size_t o = 0; o < sizeof offsets / sizeof offsets[0]; o++) {
             for (int one = 0; one <= MOVED; one++) { /* one tensor, then all of them */
                 struct rig_case c;
-                rig_case_init(&c, &layers.layer[which], 128, o * 10 + (uint64_t)one);
+                rig_case_init(&c, &rig_shared.layer[which], 128, o * 10 + (uint64_t)one);
                 for (int i = 0; i < MOVED; i++)
                     c.offset[moved[i]] = one == i || one == MOVED ? offsets[o] : 0;
                 c.workspace_shift = 16 * o;
@@ -78,7 +67,7 @@ static void every_leading_dim_may_be_larger(void **state)
         for (size_t g = 0; g < sizeof gaps / sizeof gaps[0]; g++) {
             for (int one = 0; one <= MOVED; one++) {
                 struct rig_case c;
-                rig_case_init(&c, &layers.layer[which], 128, 100 + g * 10 + (uint64_t)one);
+                rig_case_init(&c, &rig_shared.layer[which], 128, 100 + g * 10 + (uint64_t)one);
                 for (int i = 0; i < MOVED; i++)
                     c.gap[moved[i]] = one == i || one == MOVED ? gaps[g] : 0;
                 c.offset[moved[one % MOVED]] = (int64_t)g;
@@ -95,7 +84,7 @@ static void workspace_may_start_anywhere(void **state)
     static const size_t shifts[] = { 1, 3, 4, 15, 16, 17, 100, 255 };
     for (size_t i = 0; i < sizeof shifts / sizeof shifts[0]; i++) {
         struct rig_case c;
-        rig_case_init(&c, &layers.layer[BF16], 77, 200 + i);
+        rig_case_init(&c, &rig_shared.layer[BF16], 77, 200 + i);
         c.workspace_shift = shifts[i];
         run(&c);
     }
@@ -106,7 +95,7 @@ static void ld_of_a_single_row_is_not_read(void **state)
 {
     (void)state;
     struct rig_case c;
-    rig_case_init(&c, &layers.layer[BF16], 1, 300);
+    rig_case_init(&c, &rig_shared.layer[BF16], 1, 300);
     rig_case_make(&c);
     rig_case_push(&c);
     static const int vectors[] = { RIG_X, RIG_Y, RIG_DY, RIG_DX, RIG_BIAS, RIG_DBIAS };
@@ -138,10 +127,8 @@ static void what_cannot_be_is_refused_by_name(void **state)
 {
     (void)state;
     struct rig_case c;
-    rig_case_init(&c, &layers.layer[BF16], 128, 400);
-    rig_case_make(&c);
-    rig_case_run(&c);
-    rig_case_check(&c);
+    rig_case_init(&c, &rig_shared.layer[BF16], 128, 400);
+    rig_case_complete(&c);
     const fp8_tensor *x = &c.tensor[RIG_X].t, *y = &c.tensor[RIG_Y].t;
 
     fp8_tensor odd = *x;
@@ -210,7 +197,7 @@ static void slices_of_larger_tensors(void **state)
     (void)state;
     for (int n = 0; n < 6; n++) {
         struct rig_case c;
-        rig_case_init(&c, &layers.layer[n % 2], 96, 500 + (uint64_t)n);
+        rig_case_init(&c, &rig_shared.layer[n % 2], 96, 500 + (uint64_t)n);
         c.gap[RIG_X] = n < 3 ? 16 : 1;
         c.gap[RIG_DX] = 144; /* dx into the second half of rows twice as long */
         c.offset[RIG_DX] = 144;
@@ -229,7 +216,7 @@ int main(void)
         cmocka_unit_test(workspace_may_start_anywhere),
         cmocka_unit_test(ld_of_a_single_row_is_not_read),
         cmocka_unit_test(what_cannot_be_is_refused_by_name),
-        cmocka_unit_test_teardown(slices_of_larger_tensors, close_layers),
+        cmocka_unit_test_teardown(slices_of_larger_tensors, rig_shared_close),
     };
     return RIG_RUN(tests);
 }

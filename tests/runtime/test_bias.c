@@ -5,8 +5,6 @@
 
 #include "tests/runtime/rig.h"
 
-static struct rig_layers layers;
-
 enum { BF16, FP32, E4M3, POW2, NONE, WIDE, LAYERS };
 
 static int open_layers(void **state)
@@ -32,14 +30,7 @@ static int open_layers(void **state)
         [NONE] = { .out_features = 129, .in_features = 70 },
         [WIDE] = { .out_features = 2556, .in_features = 16, .max_tokens = 5000, .bias = true },
     };
-    rig_layers_open(&layers, specs, LAYERS);
-    return 0;
-}
-
-static int close_layers(void **state)
-{
-    (void)state;
-    rig_layers_close(&layers);
+    rig_layers_open(&rig_shared, specs, LAYERS);
     return 0;
 }
 
@@ -51,13 +42,11 @@ static void bias_of_odd_length(void **state)
     for (int which = 0; which < NONE; which++) {
         for (int t = 0; t < 4; t++) {
             struct rig_case c;
-            rig_case_init(&c, &layers.layer[which], tokens[t], (uint64_t)(which * 10 + t));
+            rig_case_init(&c, &rig_shared.layer[which], tokens[t], (uint64_t)(which * 10 + t));
             c.offset[RIG_BIAS] = t;
             c.offset[RIG_DBIAS] = t;
             c.accumulate = t % 2 == 1;
-            rig_case_make(&c);
-            rig_case_run(&c);
-            rig_case_check(&c);
+            rig_case_complete(&c);
             rig_case_free(&c);
         }
     }
@@ -69,12 +58,10 @@ static void dbias_of_long_and_wide_gradients(void **state)
     int64_t tokens = rig_cut("M", 5000, 700);
     for (int accumulate = 0; accumulate < 2; accumulate++) {
         struct rig_case c;
-        rig_case_init(&c, &layers.layer[WIDE], tokens, 50);
+        rig_case_init(&c, &rig_shared.layer[WIDE], tokens, 50);
         c.accumulate = accumulate;
         c.centred = false;
-        rig_case_make(&c);
-        rig_case_run(&c);
-        rig_case_check(&c);
+        rig_case_complete(&c);
         rig_case_free(&c);
     }
 }
@@ -84,7 +71,7 @@ static void dbias_is_taken_before_quantisation(void **state)
 {
     (void)state;
     struct rig_case c;
-    rig_case_init(&c, &layers.layer[E4M3], 200, 60);
+    rig_case_init(&c, &rig_shared.layer[E4M3], 200, 60);
     rig_case_make(&c);
     for (int64_t i = 0; i < 200; i++)
         rig_set(&c.tensor[RIG_DY], i, 128, 1e-9f);
@@ -111,7 +98,7 @@ static void wrong_bias_is_refused(void **state)
 {
     (void)state;
     struct rig_case c;
-    rig_case_init(&c, &layers.layer[BF16], 40, 70);
+    rig_case_init(&c, &rig_shared.layer[BF16], 40, 70);
     rig_case_make(&c);
     rig_case_push(&c);
     rig_case_weight(&c);
@@ -128,7 +115,7 @@ static void wrong_bias_is_refused(void **state)
     rig_tensor_unchanged(&c.tensor[RIG_Y]);
     rig_case_free(&c);
 
-    rig_case_init(&c, &layers.layer[NONE], 40, 71);
+    rig_case_init(&c, &rig_shared.layer[NONE], 40, 71);
     rig_case_make(&c);
     rig_case_push(&c);
     rig_case_weight(&c);
@@ -149,7 +136,7 @@ static void dbias_may_be_left_out(void **state)
 {
     (void)state;
     struct rig_case c;
-    rig_case_init(&c, &layers.layer[BF16], 130, 80);
+    rig_case_init(&c, &rig_shared.layer[BF16], 130, 80);
     rig_case_make(&c);
     rig_case_push(&c);
     rig_case_weight(&c);
@@ -175,7 +162,7 @@ int main(void)
         cmocka_unit_test(dbias_of_long_and_wide_gradients),
         cmocka_unit_test(dbias_is_taken_before_quantisation),
         cmocka_unit_test(wrong_bias_is_refused),
-        cmocka_unit_test_teardown(dbias_may_be_left_out, close_layers),
+        cmocka_unit_test_teardown(dbias_may_be_left_out, rig_shared_close),
     };
     return RIG_RUN(tests);
 }

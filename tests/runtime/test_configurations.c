@@ -350,14 +350,6 @@ static void a_very_long_contraction(void **state)
 
 /* ---- a known product in every configuration ---- */
 
-static void set_all(struct rig_tensor *tensor, float value)
-{
-    for (int64_t i = 0; i < tensor->t.rows; i++) {
-        for (int64_t j = 0; j < tensor->t.cols; j++)
-            rig_set(tensor, i, j, value);
-    }
-}
-
 static void expect_all(const struct rig_tensor *tensor, float value, const char *configuration)
 {
     for (int64_t i = 0; i < tensor->t.rows; i++) {
@@ -395,9 +387,9 @@ static void known_product_is_exact_in_every_configuration(void **state)
             rig_case_init(&c, &layers.layer[n / 2], 128, 1);
             c.one_backward = n % 2;
             rig_case_make(&c);
-            set_all(&c.tensor[RIG_DY], 3.0f);
-            set_all(&c.tensor[RIG_X], 1.0f);
-            set_all(&c.tensor[RIG_W], 0.0f);
+            rig_set_all(&c.tensor[RIG_DY], 3.0f);
+            rig_set_all(&c.tensor[RIG_X], 1.0f);
+            rig_set_all(&c.tensor[RIG_W], 0.0f);
             for (int64_t i = 0; i < 128; i++)
                 rig_set(&c.tensor[RIG_W], i, i, 2.0f);
             rig_case_run(&c);

@@ -264,9 +264,7 @@ static void recipe_fields_change_bytes(void **state)
     for (int i = 0; i < 3; i++) {
         struct rig_case c;
         rig_case_init(&c, &layers.layer[i], 48, 5);
-        rig_case_make(&c);
-        rig_case_run(&c);
-        rig_case_check(&c);
+        rig_case_complete(&c);
         memcpy(bytes[i], c.grad.block.image, sizeof bytes[i]);
         rig_case_free(&c);
     }

@@ -109,17 +109,13 @@ static void make_level(struct level *l, const struct rig_layer *layer, int64_t m
 /* layers: two, the one's output is the other's input. */
 static void make_stack(struct stack *s, const struct rig_layers *layers, int64_t m, uint8_t poison)
 {
-    size_t bytes = 0;
-    for (int i = 0; i < LEVELS; i++) {
+    for (int i = 0; i < LEVELS; i++)
         make_level(&s->level[i], &layers->layer[i % 2], m, poison);
-        size_t wanted = rig_bytes(&layers->layer[i % 2], m, FP8_BYTES_WORKSPACE);
-        bytes = wanted > bytes ? wanted : bytes;
-    }
     rig_tensor_make(&s->x, "x", FP8_DTYPE_BF16, m, layers->layer[0].info.in_features, 0, 0, poison);
     rig_tensor_make(&s->dy, "dy", FP8_DTYPE_BF16, m,
                     layers->layer[(LEVELS - 1) % 2].info.out_features, 0, 0, poison);
     rig_tensor_make(&s->refresh, "refresh", FP8_DTYPE_UINT32, 1, 1, 0, 0, poison);
-    rig_scratch_make(&s->workspace, bytes, 0, poison);
+    rig_workspace_make(&s->workspace, layers, m, poison);
     if (layers->layer[0].spec.recipe == RIG_DELAYED) {
         const fp8_layer *list[LEVELS];
         for (int i = 0; i < LEVELS; i++)
@@ -150,10 +146,7 @@ static void free_stack(struct stack *s)
 
 static fp8_call call_of(const struct stack *s, int level)
 {
-    fp8_call call = FP8_CALL_INIT;
-    call.workspace = s->workspace.device;
-    call.workspace_bytes = s->workspace.bytes;
-    call.stream = rig.stream;
+    fp8_call call = rig_call(&s->workspace);
     call.state = s->state;
     call.state_layer = s->state ? level : 0;
     return call;

@@ -21,7 +21,6 @@ static const struct rig_spec specs[] = {
 };
 enum { CURRENT, POWERS, MASTER, ROWWISE, HP_WGRAD, BLOCK, BF16, BF16_WITHOUT_BIAS, LAYERS };
 
-static struct rig_layers layers;
 static struct rig_tensor source[4]; /* by role */
 static struct rig_tensor master;    /* w in fp32, of values that bf16 has not */
 static struct rig_scratch workspace;
@@ -31,7 +30,7 @@ static int open_all(void **state)
 {
     (void)state;
     static const int64_t rows[] = { 0, M, N, M }, cols[] = { 0, K, K, N };
-    rig_layers_open(&layers, specs, LAYERS);
+    rig_layers_open(&rig_shared, specs, LAYERS);
     for (int role = FP8_ROLE_X; role <= FP8_ROLE_DY; role++) {
         rig_tensor_make(&source[role], "source", FP8_DTYPE_BF16, rows[role], cols[role], 3, 1,
                         0xFF);
@@ -46,12 +45,7 @@ static int open_all(void **state)
         rig_set(&master, i / K, i % K, (float)rig_normal(9, (uint64_t)i));
     rig_set(&master, 3, 4, -8.0f); /* the amax, as of w in bf16 */
     rig_tensor_push(&master);
-    size_t most = 0;
-    for (int i = 0; i < LAYERS; i++) {
-        size_t bytes = rig_bytes(&layers.layer[i], M, FP8_BYTES_WORKSPACE);
-        most = bytes > most ? bytes : most;
-    }
-    rig_scratch_make(&workspace, most, 0, 0xFF);
+    rig_workspace_make(&workspace, &rig_shared, M, 0xFF);
     rig_block_make(&word, 4, 0, 0xFF);
     return 0;
 }
@@ -64,23 +58,14 @@ static int close_all(void **state)
     rig_tensor_free(&master);
     rig_scratch_free(&workspace);
     rig_block_free(&word);
-    rig_layers_close(&layers);
+    rig_layers_close(&rig_shared);
     return 0;
-}
-
-static fp8_call call(void)
-{
-    fp8_call made = FP8_CALL_INIT;
-    made.workspace = workspace.device;
-    made.workspace_bytes = workspace.bytes;
-    made.stream = rig.stream;
-    return made;
 }
 
 static size_t both_bytes(int layer, fp8_role role)
 {
     static const fp8_bytes sizes[] = { 0, FP8_BYTES_X, FP8_BYTES_WEIGHT, FP8_BYTES_GRAD };
-    return rig_bytes(&layers.layer[layer], M, sizes[role]);
+    return rig_bytes(&rig_shared.layer[layer], M, sizes[role]);
 }
 
 static const fp8_tensor *source_of(int layer, fp8_role role)
@@ -99,8 +84,8 @@ static void quantize(int layer, fp8_role role, uint32_t copies, const float *ama
     args.source = source_of(layer, role);
     args.operand = &operand->op;
     args.amax = amax;
-    args.call = call();
-    RIG_OK(fp8_quantize(layers.layer[layer].handle, &args));
+    args.call = rig_call(&workspace);
+    RIG_OK(fp8_quantize(rig_shared.layer[layer].handle, &args));
     rig_block_pull(&operand->block, "operand");
 }
 
@@ -125,8 +110,8 @@ static fp8_status amax_of(int layer, fp8_role role, uint32_t accumulate)
     args.accumulate = accumulate;
     args.source = source_of(layer, role);
     args.amax = (float *)(void *)word.device;
-    args.call = call();
-    return fp8_amax(layers.layer[layer].handle, &args);
+    args.call = rig_call(&workspace);
+    return fp8_amax(rig_shared.layer[layer].handle, &args);
 }
 
 /* ---- amaxes ---- */
@@ -183,20 +168,21 @@ static void weights_take_the_amax_of_an_optimizer(void **state)
         args.version = 1;
         args.weight = &weight.op;
         args.amax = (const float *)(const void *)word.device;
-        args.call = call();
-        RIG_OK(fp8_weight_update(layers.layer[weights[n]].handle, &args));
+        args.call = rig_call(&workspace);
+        RIG_OK(fp8_weight_update(rig_shared.layer[weights[n]].handle, &args));
         rig_block_pull(&weight.block, "weight");
         const float *scales = (const float *)(const void *)weight.block.image;
         assert_true(scales[0] == 7.0f && scales[8] == 64.0f);
         assert_int_equal(weight.op.version, 1);
         struct rig_quantized want;
         const float known = 7.0f;
-        rig_quantize_role(&want, &layers.layer[weights[n]], FP8_ROLE_W,
+        rig_quantize_role(&want, &rig_shared.layer[weights[n]], FP8_ROLE_W,
                           n == 0 ? &source[FP8_ROLE_W] : &master, &known);
         assert_memory_equal(weight.block.image + 256, want.row.codes, K);
         rig_quantized_free(&want);
         args.amax = (const float *)(const void *)(word.device + 2);
-        RIG_REFUSED(FP8_ERR_ALIGNMENT, fp8_weight_update(layers.layer[weights[n]].handle, &args));
+        RIG_REFUSED(FP8_ERR_ALIGNMENT,
+                    fp8_weight_update(rig_shared.layer[weights[n]].handle, &args));
         rig_operand_free(&weight);
     }
 }
@@ -217,7 +203,7 @@ static fp8_status transpose(int layer, fp8_operand *operand)
     fp8_transpose_args args = FP8_TRANSPOSE_ARGS_INIT;
     args.operand = operand;
     args.call.stream = rig.stream;
-    return fp8_transpose(layers.layer[layer].handle, &args);
+    return fp8_transpose(rig_shared.layer[layer].handle, &args);
 }
 
 static void a_transposed_copy_needs_no_tensor(void **state)
@@ -254,7 +240,7 @@ static void a_transposed_copy_needs_no_tensor(void **state)
 static void sizes_are_those_of_the_copies_there_are(void **state)
 {
     (void)state;
-    const struct rig_layer *hp = &layers.layer[HP_WGRAD], *bf16 = &layers.layer[BF16];
+    const struct rig_layer *hp = &rig_shared.layer[HP_WGRAD], *bf16 = &rig_shared.layer[BF16];
     assert_int_equal(rig_bytes(hp, M, FP8_BYTES_SAVED), 0);
     assert_int_equal(rig_bytes(hp, M, FP8_BYTES_GRAD_TRANSPOSED), 0);
     assert_int_equal(rig_bytes(hp, M, FP8_BYTES_X), 256 + 256 + 48 * 256);
@@ -262,29 +248,29 @@ static void sizes_are_those_of_the_copies_there_are(void **state)
     for (int which = FP8_BYTES_X; which <= FP8_BYTES_GRAD_TRANSPOSED; which++)
         assert_int_equal(rig_bytes(bf16, M, (fp8_bytes)which), 0);
     /* scales: 2 blocks of 40 rows, then one block of 136 */
-    assert_int_equal(rig_bytes(&layers.layer[BLOCK], M, FP8_BYTES_X),
+    assert_int_equal(rig_bytes(&rig_shared.layer[BLOCK], M, FP8_BYTES_X),
                      256 + 512 + 48 * 256 + 768 + 144 * 128);
-    assert_int_equal(rig_bytes(&layers.layer[BLOCK], M, FP8_BYTES_WEIGHT),
+    assert_int_equal(rig_bytes(&rig_shared.layer[BLOCK], M, FP8_BYTES_WEIGHT),
                      256 + 256 + 48 * 256 + 256 + 144 * 128);
 }
 
 static void layers_in_bf16_quantise_nothing(void **state)
 {
     (void)state;
-    const fp8_layer *layer = layers.layer[BF16].handle;
+    const fp8_layer *layer = rig_shared.layer[BF16].handle;
     fp8_operand none = FP8_OPERAND_INIT;
     uint32_t *found_inf = (uint32_t *)(void *)word.device;
     fp8_quantize_args quantize_args = FP8_QUANTIZE_ARGS_INIT;
     quantize_args.role = FP8_ROLE_X;
     quantize_args.source = &source[FP8_ROLE_X].t;
     quantize_args.operand = &none;
-    quantize_args.call = call();
+    quantize_args.call = rig_call(&workspace);
     RIG_REFUSED(FP8_ERR_UNSUPPORTED, fp8_quantize(layer, &quantize_args));
     fp8_weight_args weight = FP8_WEIGHT_ARGS_INIT;
     weight.w = &source[FP8_ROLE_W].t;
     weight.version = 3;
     weight.weight = &none;
-    weight.call = call();
+    weight.call = rig_call(&workspace);
     RIG_OK(fp8_weight_update(layer, &weight)); /* the version alone */
     assert_int_equal(none.version, 3);
     assert_int_equal(none.copies, 0);
@@ -294,7 +280,7 @@ static void layers_in_bf16_quantise_nothing(void **state)
     rig_expect_sentence("quantises nothing");
     fp8_gemm_args gemm = FP8_GEMM_ARGS_INIT;
     gemm.a = gemm.b = &none;
-    gemm.call = call();
+    gemm.call = rig_call(&workspace);
     RIG_REFUSED(FP8_ERR_UNSUPPORTED, fp8_gemm(layer, &gemm));
     fp8_dequantize_args dequantize = FP8_DEQUANTIZE_ARGS_INIT;
     fp8_import_args import = FP8_IMPORT_ARGS_INIT;
@@ -320,17 +306,17 @@ static void found_inf_of_dy_is_refused_where_nothing_looks(void **state)
     args.dy = &source[FP8_ROLE_DY].t;
     args.grad = &grad;
     args.found_inf = found_inf;
-    args.call = call();
+    args.call = rig_call(&workspace);
     fp8_backward_args backward = FP8_BACKWARD_ARGS_INIT;
     backward.dy = &source[FP8_ROLE_DY].t;
     backward.found_inf = found_inf;
-    backward.call = call();
-    const fp8_layer *layer = layers.layer[BF16_WITHOUT_BIAS].handle;
+    backward.call = rig_call(&workspace);
+    const fp8_layer *layer = rig_shared.layer[BF16_WITHOUT_BIAS].handle;
     RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_quantize_dy(layer, &args));
     rig_expect_sentence("quantize_dy: found_inf is given");
     RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_backward(layer, &backward));
     rig_expect_sentence("backward: found_inf is given");
-    layer = layers.layer[BF16].handle;
+    layer = rig_shared.layer[BF16].handle;
     for (int one = 0; one < 2; one++) {
         rig_set(&source[FP8_ROLE_DY], 1, 2, INFINITY);
         rig_tensor_push(&source[FP8_ROLE_DY]);
@@ -343,7 +329,7 @@ static void found_inf_of_dy_is_refused_where_nothing_looks(void **state)
         rig_tensor_push(&source[FP8_ROLE_DY]);
     }
     args.found_inf = backward.found_inf = NULL;
-    layer = layers.layer[BF16_WITHOUT_BIAS].handle;
+    layer = rig_shared.layer[BF16_WITHOUT_BIAS].handle;
     RIG_OK(fp8_layer_quantize_dy(layer, &args));
     RIG_OK(fp8_layer_backward(layer, &backward));
 }
@@ -356,20 +342,20 @@ static void missing_tensors_are_named(void **state)
     rig_tensor_make(&out, "dw", FP8_DTYPE_FP32, N, K, 0, 0, 0xFF);
     fp8_wgrad_args wgrad = FP8_WGRAD_ARGS_INIT;
     wgrad.dw = &out.t;
-    wgrad.call = call();
+    wgrad.call = rig_call(&workspace);
     for (int layer = HP_WGRAD; layer <= BF16; layer += BF16 - HP_WGRAD) {
         wgrad.x = NULL, wgrad.dy = &source[FP8_ROLE_DY].t;
-        RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_wgrad(layers.layer[layer].handle, &wgrad));
+        RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_wgrad(rig_shared.layer[layer].handle, &wgrad));
         wgrad.x = &source[FP8_ROLE_X].t, wgrad.dy = NULL;
-        RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_wgrad(layers.layer[layer].handle, &wgrad));
+        RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_wgrad(rig_shared.layer[layer].handle, &wgrad));
         rig_expect_sentence("the tensor dy is NULL");
         wgrad.dy = &source[FP8_ROLE_DY].t;
-        RIG_OK(fp8_layer_wgrad(layers.layer[layer].handle, &wgrad)); /* operands are optional */
+        RIG_OK(fp8_layer_wgrad(rig_shared.layer[layer].handle, &wgrad)); /* operands are optional */
         wgrad.saved = &none;
-        RIG_REFUSED(FP8_ERR_OPERAND, fp8_layer_wgrad(layers.layer[layer].handle, &wgrad));
+        RIG_REFUSED(FP8_ERR_OPERAND, fp8_layer_wgrad(rig_shared.layer[layer].handle, &wgrad));
         wgrad.saved = NULL;
         source[FP8_ROLE_DY].t.rows--;
-        RIG_REFUSED(FP8_ERR_SHAPE, fp8_layer_wgrad(layers.layer[layer].handle, &wgrad));
+        RIG_REFUSED(FP8_ERR_SHAPE, fp8_layer_wgrad(rig_shared.layer[layer].handle, &wgrad));
         source[FP8_ROLE_DY].t.rows++;
     }
     rig_tensor_free(&out);
@@ -377,12 +363,12 @@ static void missing_tensors_are_named(void **state)
     fp8_dgrad_args dgrad = FP8_DGRAD_ARGS_INIT;
     dgrad.dx = &out.t;
     dgrad.dy = &source[FP8_ROLE_DY].t;
-    dgrad.call = call();
-    RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_dgrad(layers.layer[BF16].handle, &dgrad));
+    dgrad.call = rig_call(&workspace);
+    RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_dgrad(rig_shared.layer[BF16].handle, &dgrad));
     rig_expect_sentence("the tensor w is NULL");
     dgrad.w = &source[FP8_ROLE_W].t;
-    RIG_OK(fp8_layer_dgrad(layers.layer[BF16].handle, &dgrad));
-    RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_dgrad(layers.layer[CURRENT].handle, &dgrad));
+    RIG_OK(fp8_layer_dgrad(rig_shared.layer[BF16].handle, &dgrad));
+    RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_dgrad(rig_shared.layer[CURRENT].handle, &dgrad));
     rig_tensor_free(&out);
 }
 
@@ -396,9 +382,9 @@ static void other_recipes_keep_no_state(void **state)
     args.role = FP8_ROLE_X;
     args.source = &source[FP8_ROLE_X].t;
     args.operand = &operand.op;
-    args.call = call();
+    args.call = rig_call(&workspace);
     args.call.state = (const fp8_state *)(const void *)&args; /* not looked into */
-    RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_quantize(layers.layer[CURRENT].handle, &args));
+    RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_quantize(rig_shared.layer[CURRENT].handle, &args));
     rig_expect_sentence("keeps none");
     rig_operand_free(&operand);
 }
@@ -414,14 +400,14 @@ static void operands_of_another_recipe_are_refused(void **state)
     fp8_dequantize_args args = FP8_DEQUANTIZE_ARGS_INIT;
     args.operand = &operand.op;
     args.target = &target.t;
-    args.call = call();
-    RIG_OK(fp8_dequantize(layers.layer[BLOCK].handle, &args));
-    RIG_REFUSED(FP8_ERR_OPERAND, fp8_dequantize(layers.layer[ROWWISE].handle, &args));
+    args.call = rig_call(&workspace);
+    RIG_OK(fp8_dequantize(rig_shared.layer[BLOCK].handle, &args));
+    RIG_REFUSED(FP8_ERR_OPERAND, fp8_dequantize(rig_shared.layer[ROWWISE].handle, &args));
     rig_expect_sentence("is scaled by block");
     rig_operand_free(&operand);
     quantize(HP_WGRAD, FP8_ROLE_X, FP8_COPY_ROW, NULL, &operand);
     operand.op.copies = FP8_COPY_TRANSPOSED; /* which this recipe does not make of x */
-    RIG_REFUSED(FP8_ERR_OPERAND, fp8_dequantize(layers.layer[HP_WGRAD].handle, &args));
+    RIG_REFUSED(FP8_ERR_OPERAND, fp8_dequantize(rig_shared.layer[HP_WGRAD].handle, &args));
     rig_expect_sentence("makes no copy of x");
     rig_tensor_free(&target);
     rig_operand_free(&operand);

@@ -17,7 +17,6 @@ enum { M = 37, N = 48, K = 128, PARTS = 3, RANKS = 2 };
 enum { ROWWISE, CURRENT, BLOCK, BF16, RECIPES };
 enum { WHOLE, BY_ROWS, BY_COLS, CUTS };
 
-static struct rig_layers layers;
 static struct rig_scratch workspace;
 static const int64_t parts[PARTS] = { 16, 20, 12 };
 static const float part_scales[PARTS] = { 0.5f, 0.15625f, 3.0f };
@@ -25,7 +24,7 @@ static const float one_scale[PARTS] = { 0.15625f, 0.15625f, 0.15625f };
 
 static const struct rig_layer *layer_of(int recipe, int cut)
 {
-    return &layers.layer[recipe * CUTS + cut];
+    return &rig_shared.layer[recipe * CUTS + cut];
 }
 
 static int open_all(void **state)
@@ -43,13 +42,8 @@ static int open_all(void **state)
                                       .output = FP8_DTYPE_FP32,
                                       .grad_input = FP8_DTYPE_FP32 };
     }
-    rig_layers_open(&layers, specs, RECIPES * CUTS);
-    size_t most = 0;
-    for (int i = 0; i < RECIPES * CUTS; i++) {
-        size_t bytes = rig_bytes(&layers.layer[i], M, FP8_BYTES_WORKSPACE);
-        most = bytes > most ? bytes : most;
-    }
-    rig_scratch_make(&workspace, most, 0, 0xFF);
+    rig_layers_open(&rig_shared, specs, RECIPES * CUTS);
+    rig_workspace_make(&workspace, &rig_shared, M, 0xFF);
     return 0;
 }
 
@@ -57,17 +51,8 @@ static int close_all(void **state)
 {
     (void)state;
     rig_scratch_free(&workspace);
-    rig_layers_close(&layers);
+    rig_layers_close(&rig_shared);
     return 0;
-}
-
-static fp8_call call(void)
-{
-    fp8_call made = FP8_CALL_INIT;
-    made.workspace = workspace.device;
-    made.workspace_bytes = workspace.bytes;
-    made.stream = rig.stream;
-    return made;
 }
 
 /* ---- a weight and its shards ---- */
@@ -190,7 +175,7 @@ static void forward(const struct shard *s, struct rig_tensor *y)
     args.x = &x.t;
     args.weight = &s->weight.op;
     args.y = &y->t;
-    args.call = call();
+    args.call = rig_call(&workspace);
     RIG_OK(fp8_layer_fprop(s->layer->handle, &args));
     rig_tensor_pull(y);
     rig_tensor_free(&x);
@@ -211,7 +196,7 @@ static void backward(const struct shard *s, struct rig_tensor *dx)
     args.grad = &grad.op;
     args.dx = &dx->t;
     args.stale_ok = 1;
-    args.call = call();
+    args.call = rig_call(&workspace);
     RIG_OK(fp8_layer_backward(s->layer->handle, &args));
     rig_tensor_pull(dx);
     rig_operand_free(&grad);

@@ -3,8 +3,6 @@
  */
 #include "tests/runtime/rig.h"
 
-static struct rig_layers layers;
-
 enum { Q, K, SQUARE, ONE, LAYERS };
 
 static int open_layers(void **state)
@@ -16,20 +14,13 @@ static int open_layers(void **state)
         [SQUARE] = { .out_features = 256, .in_features = 256 },
         [ONE] = { .out_features = 1, .in_features = 40, .bias = true },
     };
-    rig_layers_open(&layers, specs, LAYERS);
-    return 0;
-}
-
-static int close_layers(void **state)
-{
-    (void)state;
-    rig_layers_close(&layers);
+    rig_layers_open(&rig_shared, specs, LAYERS);
     return 0;
 }
 
 static void begin(struct rig_case *c, int which, int64_t tokens, uint64_t seed)
 {
-    rig_case_init(c, &layers.layer[which], tokens, seed);
+    rig_case_init(c, &rig_shared.layer[which], tokens, seed);
     rig_case_make(c);
     rig_case_push(c);
 }
@@ -83,9 +74,9 @@ static void only_what_depends_on_an_element_moves(void **state)
 static void one_row_and_one_column_are_no_special_case(void **state)
 {
     (void)state;
-    rig_case_all(&layers.layer[ONE], 1, 2, 0xFF);
-    rig_case_all(&layers.layer[ONE], 200, 3, 0x7E);
-    rig_case_all(&layers.layer[SQUARE], 1, 4, 0xFF);
+    rig_case_all(&rig_shared.layer[ONE], 1, 2, 0xFF);
+    rig_case_all(&rig_shared.layer[ONE], 200, 3, 0x7E);
+    rig_case_all(&rig_shared.layer[SQUARE], 1, 4, 0xFF);
 }
 
 /* ---- versions ---- */
@@ -174,7 +165,7 @@ static void weight_follows_the_optimizer(void **state)
 {
     (void)state;
     struct rig_case c;
-    rig_case_init(&c, &layers.layer[Q], 100, 12);
+    rig_case_init(&c, &rig_shared.layer[Q], 100, 12);
     rig_case_make(&c);
     for (int step = 0; step < 3; step++) {
         c.version = (uint64_t)step + 1;
@@ -569,7 +560,7 @@ int main(void)
         cmocka_unit_test(operands_may_move),
         cmocka_unit_test(saved_outlives_other_calls),
         cmocka_unit_test(operands_that_do_not_fit_are_refused),
-        cmocka_unit_test_teardown(struct_fields_are_what_the_header_says, close_layers),
+        cmocka_unit_test_teardown(struct_fields_are_what_the_header_says, rig_shared_close),
     };
     return RIG_RUN(tests);
 }

@@ -11,8 +11,6 @@
 
 enum { K = 144, PART = 128, PARTS = 3, MOST = PART * PARTS };
 
-static struct rig_layers layers;
-
 static int open_layers(void **state)
 {
     (void)state;
@@ -21,14 +19,7 @@ static int open_layers(void **state)
         specs[i] = (struct rig_spec){ .out_features = i % 2 ? PART : MOST, .in_features = K };
         rig_set_kind(&specs[i], i / 2);
     }
-    rig_layers_open(&layers, specs, 2 * RIG_RECIPES);
-    return 0;
-}
-
-static int close_layers(void **state)
-{
-    (void)state;
-    rig_layers_close(&layers);
+    rig_layers_open(&rig_shared, specs, 2 * RIG_RECIPES);
     return 0;
 }
 
@@ -55,11 +46,8 @@ struct quantised {
 static fp8_call call_of(const struct rig_layer *layer, int64_t rows, struct rig_scratch *memory,
                         const fp8_state *state)
 {
-    fp8_call call = FP8_CALL_INIT;
     rig_scratch_make(memory, rig_bytes(layer, rows, FP8_BYTES_WORKSPACE), 0, 0x7E);
-    call.workspace = memory->device;
-    call.workspace_bytes = memory->bytes;
-    call.stream = rig.stream;
+    fp8_call call = rig_call(memory);
     call.state = state;
     return call;
 }
@@ -148,7 +136,7 @@ static float *amax_of_parts(const struct rig_layer *layer, fp8_role role,
 
 static void check_recipe(enum rig_recipe recipe, fp8_role role)
 {
-    const struct rig_layer *all = &layers.layer[2 * recipe], *one = all + 1;
+    const struct rig_layer *all = &rig_shared.layer[2 * recipe], *one = all + 1;
     const struct rig_layer *of_parts = role == FP8_ROLE_W ? one : all;
     struct quantised whole, parts[PARTS];
     float *amax = NULL;
@@ -187,7 +175,7 @@ static void parts_by_themselves_have_scales_of_their_own(void **state)
     struct quantised parts[PARTS];
     for (int p = 0; p < PARTS; p++) {
         make_rows(&parts[p].source, p * PART, PART);
-        quantise(&parts[p], &layers.layer[2 * RIG_CURRENT + 1], FP8_ROLE_W, NULL, NULL);
+        quantise(&parts[p], &rig_shared.layer[2 * RIG_CURRENT + 1], FP8_ROLE_W, NULL, NULL);
         struct rig_quantized want;
         rig_quantize(&want, &parts[p].source, true, false);
         rig_check_operand("part", &parts[p].operand, &want);
@@ -226,7 +214,7 @@ static void reduce_running(fp8_state *const *states)
 static void delayed_scales_agree_over_ranks(void **state)
 {
     (void)state;
-    const struct rig_layer *layer = &layers.layer[2 * RIG_DELAYED];
+    const struct rig_layer *layer = &rig_shared.layer[2 * RIG_DELAYED];
     const fp8_layer *list[] = { layer->handle };
     fp8_state *states[PARTS], *one;
     struct quantised whole, parts[PARTS];
@@ -266,7 +254,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(parts_are_rows_of_the_whole, open_layers),
         cmocka_unit_test(parts_by_themselves_have_scales_of_their_own),
-        cmocka_unit_test_teardown(delayed_scales_agree_over_ranks, close_layers),
+        cmocka_unit_test_teardown(delayed_scales_agree_over_ranks, rig_shared_close),
     };
     return RIG_RUN(tests);
 }

@@ -7,8 +7,6 @@
 #include "runtime/fp8_format.h"
 #include "tests/runtime/rig.h"
 
-static struct rig_layers layers;
-
 enum { HYBRID, E4M3, LAYERS };
 
 static int open_layers(void **state)
@@ -23,14 +21,7 @@ static int open_layers(void **state)
                    .power_of_two = true,
                    .weight = FP8_DTYPE_FP32 },
     };
-    rig_layers_open(&layers, specs, LAYERS);
-    return 0;
-}
-
-static int close_layers(void **state)
-{
-    (void)state;
-    rig_layers_close(&layers);
+    rig_layers_open(&rig_shared, specs, LAYERS);
     return 0;
 }
 
@@ -86,7 +77,7 @@ static void quantize_and_dequantize_every_role(void **state)
         for (int r = 0; r < 3; r++) {
             for (uint32_t copies = FP8_COPY_ROW; copies <= FP8_COPY_BOTH; copies++) {
                 struct rig_case c;
-                rig_case_init(&c, &layers.layer[which], 131, (uint64_t)(r * 10) + copies);
+                rig_case_init(&c, &rig_shared.layer[which], 131, (uint64_t)(r * 10) + copies);
                 rig_case_make(&c);
                 struct rig_tensor *source = &c.tensor[roles[r].tensor];
                 bool bad = copies == FP8_COPY_BOTH;
@@ -120,6 +111,19 @@ static void quantize_and_dequantize_every_role(void **state)
     }
 }
 
+/* Makes an operand of the case's x. copies: FP8_COPY_*, 0 = all that the recipe has. */
+static void quantize_x(struct rig_case *c, uint32_t copies, struct rig_operand *x)
+{
+    fp8_quantize_args args = FP8_QUANTIZE_ARGS_INIT;
+    rig_operand_make(x, rig_bytes(c->layer, c->tokens, FP8_BYTES_X), 0xFF);
+    args.role = FP8_ROLE_X;
+    args.copies = copies;
+    args.source = &c->tensor[RIG_X].t;
+    args.operand = &x->op;
+    args.call = rig_case_call(c);
+    RIG_OK(fp8_quantize(c->layer->handle, &args));
+}
+
 /* The gemm of a pass alone gives the bits of the pass. */
 static void gemm_is_the_gemm_of_the_pass(void **state)
 {
@@ -128,18 +132,10 @@ static void gemm_is_the_gemm_of_the_pass(void **state)
         for (int accumulate = 0; accumulate < 2; accumulate++) {
             struct rig_case c;
             struct rig_operand x;
-            rig_case_init(&c, &layers.layer[which], 140, 50 + (uint64_t)which);
+            rig_case_init(&c, &rig_shared.layer[which], 140, 50 + (uint64_t)which);
             c.accumulate = accumulate;
-            rig_case_make(&c);
-            rig_case_run(&c);
-            rig_case_check(&c);
-            rig_operand_make(&x, rig_bytes(c.layer, 140, FP8_BYTES_X), 0xFF);
-            fp8_quantize_args quantize = FP8_QUANTIZE_ARGS_INIT;
-            quantize.role = FP8_ROLE_X;
-            quantize.source = &c.tensor[RIG_X].t;
-            quantize.operand = &x.op;
-            quantize.call = rig_case_call(&c);
-            RIG_OK(fp8_quantize(c.layer->handle, &quantize));
+            rig_case_complete(&c);
+            quantize_x(&c, 0, &x);
 
             fp8_gemm_args args = FP8_GEMM_ARGS_INIT;
             args.call = rig_case_call(&c);
@@ -189,21 +185,14 @@ static void gemm_may_leave_the_bias_out(void **state)
 {
     (void)state;
     struct rig_case c;
-    rig_case_init(&c, &layers.layer[HYBRID], 70, 60);
+    rig_case_init(&c, &rig_shared.layer[HYBRID], 70, 60);
     rig_case_make(&c);
     for (int64_t j = 0; j < 100; j++)
         rig_set(&c.tensor[RIG_BIAS], 0, j, 0.0f);
     rig_case_run(&c);
     rig_case_check(&c);
     struct rig_operand x;
-    rig_operand_make(&x, rig_bytes(c.layer, 70, FP8_BYTES_X), 0xFF);
-    fp8_quantize_args quantize = FP8_QUANTIZE_ARGS_INIT;
-    quantize.role = FP8_ROLE_X;
-    quantize.copies = FP8_COPY_ROW;
-    quantize.source = &c.tensor[RIG_X].t;
-    quantize.operand = &x.op;
-    quantize.call = rig_case_call(&c);
-    RIG_OK(fp8_quantize(c.layer->handle, &quantize));
+    quantize_x(&c, FP8_COPY_ROW, &x);
     fp8_gemm_args args = FP8_GEMM_ARGS_INIT;
     args.call = rig_case_call(&c);
     args.pass = FP8_PASS_FPROP;
@@ -242,7 +231,7 @@ static void dispatch_tells_what_would_run(void **state)
     (void)state;
     static const int64_t tokens[] = { 0, 1, 16, 17, 128, 300 };
     for (int which = 0; which < LAYERS; which++) {
-        const fp8_layer *layer = layers.layer[which].handle;
+        const fp8_layer *layer = rig_shared.layer[which].handle;
         for (int pass = 0; pass < FP8_PASS_COUNT; pass++) {
             for (size_t t = 0; t < sizeof tokens / sizeof tokens[0]; t++) {
                 fp8_dispatch dispatch = FP8_DISPATCH_INIT;
@@ -278,7 +267,7 @@ int main(void)
         cmocka_unit_test_setup(quantize_and_dequantize_every_role, open_layers),
         cmocka_unit_test(gemm_is_the_gemm_of_the_pass),
         cmocka_unit_test(gemm_may_leave_the_bias_out),
-        cmocka_unit_test_teardown(dispatch_tells_what_would_run, close_layers),
+        cmocka_unit_test_teardown(dispatch_tells_what_would_run, rig_shared_close),
     };
     return RIG_RUN(tests);
 }

@@ -72,9 +72,7 @@ static void random_case(const struct rig_layer *layer, int number, uint64_t firs
                       number, layer->spec.bf16 ? "bf16" : rig_recipe_names[layer->spec.recipe],
                       (long long)c.tokens, (long long)layer->info.out_features,
                       (long long)layer->info.in_features);
-    rig_case_make(&c);
-    rig_case_run(&c);
-    rig_case_check(&c);
+    rig_case_complete(&c);
     rig_case_free(&c);
 }
 

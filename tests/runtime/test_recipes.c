@@ -71,9 +71,7 @@ static void odd_shapes_in_every_recipe(void **state)
                 c.offset[t] = (i + t) % 9;
                 c.gap[t] = (i * 3 + t) % 17;
             }
-            rig_case_make(&c);
-            rig_case_run(&c);
-            rig_case_check(&c);
+            rig_case_complete(&c);
             rig_case_free(&c);
         }
     }

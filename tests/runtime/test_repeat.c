@@ -163,9 +163,7 @@ static uint64_t long_contractions(const char *gemm, int runs)
         struct rig_case c;
         uint64_t first = 0;
         rig_case_init(&c, &layers.layer[i], layers.layer[i].info.max_tokens, 5);
-        rig_case_make(&c);
-        rig_case_run(&c);
-        rig_case_check(&c);
+        rig_case_complete(&c);
         for (int run = 0; run < runs; run++) {
             struct rig_tensor *outputs[] = { &c.tensor[RIG_Y], &c.tensor[RIG_DW] };
             uint64_t now = 0xCBF29CE484222325u;

@@ -101,9 +101,7 @@ static void powers_of_two(void **state)
     (void)state;
     struct world o;
     struct seen s;
-    world_make(&o, 1, "history_length = 2, power_of_two = true");
-    world_fill(&o.w, 1.0f, 1);
-    world_update(&o, 0, 1);
+    world_begin(&o, "history_length = 2, power_of_two = true", 1.0f, 1.0f, 1.0f);
     world_step_x(&o, 3.0f);
     world_look(&o, &s);
     EXPECT_FLOAT(s.scale[0], 128.0f); /* 448 / 3 = 149.3 */
@@ -115,10 +113,7 @@ static void bytes_keep_the_scale_they_were_made_with(void **state)
 {
     (void)state;
     struct world o;
-    world_make(&o, 1, "history_length = 4");
-    world_fill(&o.w, 0.5f, 1);
-    world_fill(&o.x, 4.0f, 2);
-    world_update(&o, 0, 1);
+    world_begin(&o, "history_length = 4", 0.5f, 4.0f, 1.0f);
     world_forward(&o, 0);
     world_advance(&o);
     world_update(&o, 0, 2); /* with the new scale */
@@ -145,10 +140,7 @@ static void calibration_takes_the_tensors_own_amax_once(void **state)
     (void)state;
     struct world o;
     struct seen s;
-    world_make(&o, 1, "history_length = 4, calibrate = true");
-    world_fill(&o.w, 0.5f, 1);
-    world_fill(&o.x, 4.0f, 2);
-    world_update(&o, 0, 1);
+    world_begin(&o, "history_length = 4, calibrate = true", 0.5f, 4.0f, 1.0f);
     world_forward(&o, 0);
     rig_block_pull(&o.saved.block, "saved");
     const float *x = (const float *)(const void *)o.saved.block.image;
@@ -207,11 +199,7 @@ static void a_margin_is_in_every_scale(void **state)
 {
     (void)state;
     struct world o;
-    world_make(&o, 1, "history_length = 4, calibrate = true, margin = 2");
-    world_fill(&o.w, 0.5f, 1);
-    world_fill(&o.x, 3.0f, 2);
-    world_fill(&o.dy, 5.0f, 3);
-    world_update(&o, 0, 1);
+    world_begin(&o, "history_length = 4, calibrate = true, margin = 2", 0.5f, 3.0f, 5.0f);
     world_forward(&o, 0);
     world_backward(&o, 0);
     struct rig_operand *made[] = { &o.saved, &o.weight, &o.grad };

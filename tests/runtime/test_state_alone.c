@@ -53,10 +53,7 @@ static void evaluation_changes_nothing(void **state)
     (void)state;
     struct world o;
     struct seen before;
-    world_make(&o, 1, "history_length = 4");
-    world_fill(&o.w, 1.0f, 1);
-    world_fill(&o.x, 2.0f, 2);
-    world_update(&o, 0, 1);
+    world_begin(&o, "history_length = 4", 1.0f, 2.0f, 1.0f);
     world_forward(&o, 0);
     world_advance(&o);
     world_forward(&o, 0);
@@ -172,11 +169,7 @@ static void a_call_without_tokens_does_not_run(void **state)
     (void)state;
     struct world o;
     struct seen s;
-    world_make(&o, 1, "history_length = 4");
-    world_fill(&o.w, 1.0f, 1);
-    world_fill(&o.x, 2.0f, 2);
-    world_fill(&o.dy, 2.0f, 3);
-    world_update(&o, 0, 1);
+    world_begin(&o, "history_length = 4", 1.0f, 2.0f, 2.0f);
     world_forward(&o, 0);
     world_backward(&o, 0);
     world_advance(&o);
@@ -202,10 +195,7 @@ static void zeros_keep_the_scale(void **state)
     (void)state;
     struct world o;
     struct seen s;
-    world_make(&o, 1, "history_length = 2");
-    world_fill(&o.w, 1.0f, 1);
-    world_fill(&o.x, 0.0f, 2);
-    world_update(&o, 0, 1);
+    world_begin(&o, "history_length = 2", 1.0f, 0.0f, 1.0f);
     world_forward(&o, 0);
     rig_tensor_pull(&o.y);
     for (int64_t i = 0; i < M * N; i++)

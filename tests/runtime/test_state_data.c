@@ -66,9 +66,7 @@ static void altered_data_is_refused(void **state)
     };
     struct world o;
     struct seen s;
-    world_make(&o, 1, "history_length = 2");
-    world_fill(&o.w, 1.0f, 1);
-    world_update(&o, 0, 1);
+    world_begin(&o, "history_length = 2", 1.0f, 1.0f, 1.0f);
     world_step_x(&o, 2.0f);
     world_look(&o, &s);
     for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {

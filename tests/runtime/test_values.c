@@ -12,8 +12,6 @@
 #include "runtime/fp8_state.h"
 #include "tests/runtime/rig.h"
 
-static struct rig_layers layers;
-
 enum { PLAIN, E4M3, FP32, POW2, DELAYED, ROW, HP, BLOCK, BF16, LAYERS };
 
 static int open_layers(void **state)
@@ -44,23 +42,8 @@ static int open_layers(void **state)
         [BLOCK] = { .recipe = RIG_BLOCK, .out_features = 136, .in_features = 129, .bias = true },
         [BF16] = { .bf16 = true, .out_features = 48, .in_features = 35 },
     };
-    rig_layers_open(&layers, specs, LAYERS);
+    rig_layers_open(&rig_shared, specs, LAYERS);
     return 0;
-}
-
-static int close_layers(void **state)
-{
-    (void)state;
-    rig_layers_close(&layers);
-    return 0;
-}
-
-static void set_all(struct rig_tensor *tensor, float value)
-{
-    for (int64_t i = 0; i < tensor->t.rows; i++) {
-        for (int64_t j = 0; j < tensor->t.cols; j++)
-            rig_set(tensor, i, j, value);
-    }
 }
 
 static void multiply_all(struct rig_tensor *tensor, float factor)
@@ -83,7 +66,7 @@ static void set_signed(struct rig_tensor *tensor, uint64_t seed, float value)
 
 static void make(struct rig_case *c, int which, int64_t tokens, uint64_t seed)
 {
-    rig_case_init(c, &layers.layer[which], tokens, seed);
+    rig_case_init(c, &rig_shared.layer[which], tokens, seed);
     c->poison = seed % 2 ? 0xFF : 0x7E;
     rig_case_make(c);
 }
@@ -117,8 +100,8 @@ static void zeros_give_exact_zeros(void **state)
         for (int i = 0; i < 3; i++) {
             struct rig_case c;
             make(&c, which, 19, (uint64_t)(i + which));
-            set_all(&c.tensor[inputs[i]], zeros[(which + i) % 2]);
-            set_all(&c.tensor[RIG_BIAS], 0.0f);
+            rig_set_all(&c.tensor[inputs[i]], zeros[(which + i) % 2]);
+            rig_set_all(&c.tensor[RIG_BIAS], 0.0f);
             rig_case_run(&c);
             rig_case_check(&c);
             if (inputs[i] != RIG_DY)
@@ -140,7 +123,7 @@ static void rows_of_zeros_stay_zero(void **state)
     for (int which = 0; which < LAYERS; which++) {
         struct rig_case c;
         make(&c, which, 19, 300 + (uint64_t)which);
-        set_all(&c.tensor[RIG_BIAS], 0.0f);
+        rig_set_all(&c.tensor[RIG_BIAS], 0.0f);
         for (int i = 0; i < 3; i++) {
             struct rig_tensor *tensor = &c.tensor[inputs[i]];
             for (int64_t j = 0; j < tensor->t.cols; j++)
@@ -171,7 +154,7 @@ static void smallest_values_stay_finite_and_visible(void **state)
             struct rig_case c;
             int input = inputs[(which + (int)s) % 3];
             make(&c, which, 33, 10 + s);
-            set_all(&c.tensor[RIG_BIAS], 0.0f);
+            rig_set_all(&c.tensor[RIG_BIAS], 0.0f);
             set_signed(&c.tensor[input], 50 + s, sizes[s]);
             finish(&c);
         }
@@ -201,7 +184,7 @@ static void largest_values_stay_right(void **state)
         multiply_all(&c.tensor[RIG_W], 0x1p-12f);
         multiply_all(&c.tensor[RIG_DY], 0x1p-12f);
         rig_set(&c.tensor[RIG_X], 2, 7, 3.3895e38f);
-        set_all(&c.tensor[RIG_BIAS], 0.0f);
+        rig_set_all(&c.tensor[RIG_BIAS], 0.0f);
         rig_case_run(&c);
         rig_case_check(&c);
         for (int64_t j = 0; j < c.tensor[RIG_Y].t.cols; j++)
@@ -328,8 +311,8 @@ static void a_tensor_of_nothing_finite_has_scale_one(void **state)
     (void)state;
     struct rig_case c;
     make(&c, PLAIN, 9, 90);
-    set_all(&c.tensor[RIG_X], NAN);
-    set_all(&c.tensor[RIG_DY], -INFINITY);
+    rig_set_all(&c.tensor[RIG_X], NAN);
+    rig_set_all(&c.tensor[RIG_DY], -INFINITY);
     rig_case_run(&c);
     rig_case_check(&c);
     float scale;
@@ -362,7 +345,7 @@ static void quantize_and_check(int which, fp8_role role, struct rig_tensor *sour
                                const fp8_state *state)
 {
     static const float one = 1.0f;
-    const struct rig_layer *layer = &layers.layer[which];
+    const struct rig_layer *layer = &rig_shared.layer[which];
     fp8_bytes bytes = role == FP8_ROLE_X   ? FP8_BYTES_X
                       : role == FP8_ROLE_W ? FP8_BYTES_WEIGHT
                                            : FP8_BYTES_GRAD;
@@ -406,7 +389,7 @@ static void all_bf16_patterns_cast_alike(void **state)
                   { POW2, FP8_ROLE_DY }, { E4M3, FP8_ROLE_DY },  { ROW, FP8_ROLE_X },
                   { HP, FP8_ROLE_DY },   { BLOCK, FP8_ROLE_X },  { BLOCK, FP8_ROLE_DY } };
     for (size_t n = 0; n < sizeof casts / sizeof casts[0]; n++) {
-        const fp8_layer_info *info = &layers.layer[casts[n].layer].info;
+        const fp8_layer_info *info = &rig_shared.layer[casts[n].layer].info;
         int64_t cols = casts[n].role == FP8_ROLE_X ? info->in_features : info->out_features;
         int64_t rows = 512;
         for (size_t l = 0; l < sizeof limits / sizeof limits[0]; l++) {
@@ -435,7 +418,7 @@ static void all_bf16_patterns_cast_alike(void **state)
 static void float32_ties_round_to_even(void **state)
 {
     (void)state;
-    const fp8_layer_info *info = &layers.layer[FP32].info;
+    const fp8_layer_info *info = &rig_shared.layer[FP32].info;
     int64_t rows = info->out_features, cols = info->in_features;
     struct rig_tensor source;
     rig_tensor_make(&source, "source", FP8_DTYPE_FP32, rows, cols, 1, 1, 0xFF);
@@ -464,7 +447,7 @@ static void values_beyond_the_scale_saturate(void **state)
     static const float edges[] = { 448.0f,  464.0f,   465.0f,   480.0f, 1e9f,     3.4e38f,
                                    0x1p-9f, 0x1p-10f, INFINITY, NAN,    57344.0f, 61439.0f };
     static const fp8_role roles[] = { FP8_ROLE_X, FP8_ROLE_DY };
-    const struct rig_layer *layer = &layers.layer[DELAYED];
+    const struct rig_layer *layer = &rig_shared.layer[DELAYED];
     const fp8_layer *list[] = { layer->handle };
     fp8_state *fresh;
     struct rig_tensor source;
@@ -506,7 +489,7 @@ int main(void)
         cmocka_unit_test(weight_and_found_inf_of_each_call),
         cmocka_unit_test(all_bf16_patterns_cast_alike),
         cmocka_unit_test(values_beyond_the_scale_saturate),
-        cmocka_unit_test_teardown(float32_ties_round_to_even, close_layers),
+        cmocka_unit_test_teardown(float32_ties_round_to_even, rig_shared_close),
     };
     return RIG_RUN(tests);
 }

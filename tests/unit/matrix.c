@@ -92,3 +92,18 @@ struct matrix make_random(fp8_dtype dtype, int64_t rows, int64_t cols)
     }
     return m;
 }
+
+void put_source(fp8_value *args, const struct matrix *m)
+{
+    args[0].p = m->data;
+    args[1].i = m->ld;
+    args[2].i = m->rows;
+    args[3].i = m->cols;
+}
+
+void put_copy(fp8_value *args, const struct matrix *copy)
+{
+    args[0].p = copy->data;
+    args[1].i = copy->ld;
+    args[2].i = copy->rows;
+}

@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "runtime/fp8.h"
+#include "runtime/ops.h"
 
 extern uint64_t random_state;
 uint32_t random_bits(void);
@@ -37,6 +38,11 @@ struct matrix make_random(fp8_dtype dtype, int64_t rows, int64_t cols);
 void drop(struct matrix *m);
 float get(const struct matrix *m, int64_t i, int64_t j);
 void put(struct matrix *m, int64_t i, int64_t j, float value);
+
+/* A tensor, and a copy with its padded rows, as arguments of an op: FP8_<OP>_source .. cols, row .. row_rows
+ * and so on stand in the same order in every op. */
+void put_source(fp8_value *args, const struct matrix *m);
+void put_copy(fp8_value *args, const struct matrix *copy);
 
 static inline int64_t round_up(int64_t value, int64_t to)
 {

@@ -15,21 +15,6 @@ enum { PARTIALS = 16 };
 
 static struct fp8_pool *pool;
 
-static void put_source(fp8_value *args, const struct matrix *m)
-{
-    args[0].p = m->data;
-    args[1].i = m->ld;
-    args[2].i = m->rows;
-    args[3].i = m->cols;
-}
-
-static void put_copy(fp8_value *args, const struct matrix *copy)
-{
-    args[0].p = copy->data;
-    args[1].i = copy->ld;
-    args[2].i = copy->rows;
-}
-
 static struct matrix row_copy_of(const struct matrix *m)
 {
     return make(FP8_DTYPE_E4M3, round_up(m->rows, 16), round_up(m->cols, 128),

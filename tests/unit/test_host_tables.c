@@ -159,22 +159,6 @@ static fp8_semantics semantics_of(const struct op_case *c, fp8_scaling scaling)
     };
 }
 
-/* FP8_<OP>_source .. cols, row .. row_rows and so on stand in the same order in every op. */
-static void put_source(fp8_value *args, const struct matrix *m)
-{
-    args[0].p = m->data;
-    args[1].i = m->ld;
-    args[2].i = m->rows;
-    args[3].i = m->cols;
-}
-
-static void put_copy(fp8_value *args, const struct matrix *copy)
-{
-    args[0].p = copy->data;
-    args[1].i = copy->ld;
-    args[2].i = copy->rows;
-}
-
 static void tensor(const struct op_case *c, const struct matrix *m, int poison)
 {
     enum { PARTIALS = 64 };

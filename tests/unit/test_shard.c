@@ -10,19 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
-#include <lauxlib.h>
-#include <string.h>
 
-#include "gen/internal.h"
-
-static int lua_body(lua_State *L)
-{
-    const char *text = lua_touserdata(L, 1);
-    if (luaL_loadbufferx(L, text, strlen(text), "=test", "t") != LUA_OK)
-        lua_error(L);
-    lua_call(L, 0, 0);
-    return 0;
-}
+#include "tests/unit/rig_lua.h"
 
 #define PRELUDE                                                                                    \
     "local shard = require 'shard'\n"                                                              \
@@ -33,15 +22,6 @@ static int lua_body(lua_State *L)
     "end\n"                                                                                        \
     "local dims = { 1, 2, 3, 5, 7, 10, 63, 64, 65, 96, 127, 128, 129, 255, 256, 2556, 4096 }\n"    \
     "for i = 1, 12 do dims[#dims + 1] = random(9000) end\n"
-
-static void run_lua(const char *text)
-{
-    struct fp8gen *gen;
-    assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
-    if (script_run(gen, lua_body, (void *)text) != FP8GEN_OK)
-        fail_msg("%s", fp8gen_diagnostics(gen));
-    fp8gen_close(gen);
-}
 
 static void test_parts_tile(void **state)
 {

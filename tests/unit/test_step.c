@@ -12,22 +12,14 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <jansson.h>
-#include <lauxlib.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "gen/internal.h"
-
-static int lua_body(lua_State *L)
-{
-    const char *text = lua_touserdata(L, 1);
-    if (luaL_loadbufferx(L, text, strlen(text), "=test", "t") != LUA_OK)
-        lua_error(L);
-    lua_call(L, 0, 0);
-    return 0;
-}
+#include "gen/fp8gen.h"
+#include "tests/unit/rig_lua.h"
 
 #define PRELUDE                                                                                    \
     "local step = require 'step'\n"                                                                \
@@ -44,15 +36,6 @@ static int lua_body(lua_State *L)
     "    return list\n"                                                                            \
     "end\n"                                                                                        \
     "local function near(a, b) return math.abs(a - b) <= 1e-9 end\n"
-
-static void run_lua(const char *text)
-{
-    struct fp8gen *gen;
-    assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
-    if (script_run(gen, lua_body, (void *)text) != FP8GEN_OK)
-        fail_msg("%s", fp8gen_diagnostics(gen));
-    fp8gen_close(gen);
-}
 
 static void test_collectives(void **state)
 {

@@ -9,23 +9,13 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
-#include <lauxlib.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "gen/internal.h"
+#include "tests/unit/rig_lua.h"
 
 enum { MOST_RESULTS = 4 << 20 }; /* bytes of a file of results */
-
-static int lua_body(lua_State *L)
-{
-    const char *text = lua_touserdata(L, 1);
-    if (luaL_loadbufferx(L, text, strlen(text), "=test", "t") != LUA_OK)
-        lua_error(L);
-    lua_call(L, 0, 0);
-    return 0;
-}
 
 /* What the tests share. */
 #define PRELUDE                                                                                    \
@@ -41,15 +31,6 @@ static int lua_body(lua_State *L)
     "        end\n"                                                                                \
     "    end\n"                                                                                    \
     "end\n"
-
-static void run_lua(const char *text)
-{
-    struct fp8gen *gen;
-    assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
-    if (script_run(gen, lua_body, (void *)text) != FP8GEN_OK)
-        fail_msg("%s", fp8gen_diagnostics(gen));
-    fp8gen_close(gen);
-}
 
 static void test_limits(void **state)
 {
