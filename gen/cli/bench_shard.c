@@ -6,7 +6,6 @@
  * between two events; the slowest rank counts, medians over rounds. Two communicators serve the
  * comparison: one whose registered memory copy engines gather, one that is held to NCCL's kernels.
  */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -208,122 +207,6 @@ int shard_bench_measure(struct shard_bench_rank *r, struct shard_bench_item *ite
     return code;
 }
 
-/* ---- rows ----------------------------------------------------------------------------------------------- */
-
-double shard_bench_collective(const struct shard_bench_rank *r, const char *op, const char *way,
-                              double bytes)
-{
-    double seconds = -1;
-    if (r->rank->rank != 0 ||
-        fp8gen_collective_seconds(r->bench->gen, op, way, bytes, r->rank->ranks, &seconds))
-        return -1;
-    return seconds;
-}
-
-/* (predicted - measured) / measured; NAN: one of them is not there. */
-static double note_error(struct shard_bench *b, const struct shard_bench_times *times, int which,
-                         const struct bench_result *result)
-{
-    double measured = times->measured[which], predicted = times->predicted[which];
-    if (!(measured > 0) || predicted < 0)
-        return NAN;
-    double error = predicted / measured - 1;
-    b->errors.count++;
-    b->errors.sum += fabs(error);
-    if (fabs(error) >= fabs(b->errors.worst)) {
-        b->errors.worst = error;
-        snprintf(b->errors.where, sizeof b->errors.where, "%s of %s",
-                 which ? "the baseline" : result->pass, result->name);
-    }
-    return error;
-}
-
-static void add_times(json_t *row, const struct shard_bench_times *times, const double errors[2])
-{
-    static const char *const names[2][3] = { { "seconds", "predicted_seconds", "prediction_error" },
-                                             { "baseline_seconds", "baseline_predicted_seconds",
-                                               "baseline_prediction_error" } };
-    for (int i = 0; i < 2; i++) {
-        const double values[3] = { times->measured[i], times->predicted[i], errors[i] };
-        for (int v = 0; v < 3; v++)
-            json_object_set_new(
-                row, names[i][v],
-                isnan(values[v]) || (v < 2 && values[v] < 0) ? json_null() : json_real(values[v]));
-    }
-}
-
-static void print_cells(struct cli_table *t, const struct bench_result *result, int ranks,
-                        double error)
-{
-    double baseline = result->baseline;
-    double ratio = result->lower_is_better ? baseline / result->value : result->value / baseline;
-    char layer[48] = "";
-    if (result->shape->n)
-        snprintf(layer, sizeof layer, "%lld x %lld", (long long)result->shape->n,
-                 (long long)result->shape->k);
-    cli_table_cell(t, CLI_PLAIN, "%s", result->name);
-    cli_table_cell(t, CLI_PLAIN, "%d", ranks);
-    cli_table_cell(t, CLI_PLAIN, "%s", result->pass);
-    cli_table_cell(t, CLI_PLAIN, "%s", layer);
-    cli_table_cell(t, CLI_PLAIN, "%.1f", result->value);
-    cli_table_cell(t, CLI_PLAIN, "%s", result->unit);
-    cli_table_cell(t, CLI_PLAIN, isnan(error) ? "" : "%+.0f %%", 100 * error);
-    cli_table_cell(t, CLI_PLAIN, baseline >= 0 ? "%.1f" : "-", baseline);
-    cli_table_cell(t, baseline >= 0 && ratio >= 1 ? CLI_GREEN : CLI_PLAIN,
-                   baseline >= 0 ? "%.3f" : "-", ratio);
-    cli_table_cell(t, CLI_PLAIN, "%s", result->baseline_name ? result->baseline_name : "");
-}
-
-void shard_bench_row(struct shard_bench_rank *r, const struct bench_result *result,
-                     const struct shard_bench_times *times, json_t *more)
-{
-    struct shard_bench *b = r->bench;
-    if (r->rank->rank == 0) {
-        const double errors[2] = { note_error(b, times, 0, result),
-                                   note_error(b, times, 1, result) };
-        json_t *row = b->values->json ? bench_result_json(result) : NULL;
-        b->rows.rows++;
-        if (row) {
-            add_times(row, times, errors);
-            json_object_update(row, more);
-        }
-        if (b->values->json)
-            bench_print_json(row);
-        else
-            print_cells(b->rows.table, result, r->rank->ranks, errors[0]);
-    }
-    json_decref(more);
-}
-
-/* How far off the predictions were over these ranks. */
-static void print_errors(struct shard_bench *b)
-{
-    const struct bench_shape none = { 0 };
-    const double mean = b->errors.count ? 100 * b->errors.sum / b->errors.count : 0;
-    const struct bench_result result = { .bench = "shard",
-                                         .name = "prediction_error",
-                                         .pass = b->errors.where,
-                                         .shape = &none,
-                                         .unit = "%",
-                                         .value = 100 * fabs(b->errors.worst),
-                                         .baseline = -1,
-                                         .launches = -1 };
-    if (b->errors.count == 0)
-        return;
-    if (b->values->json) {
-        json_t *row = bench_result_json(&result);
-        if (row) {
-            json_object_set_new(row, "ranks", json_integer(b->ranks));
-            json_object_set_new(row, "mean", json_real(mean));
-            json_object_set_new(row, "count", json_integer(b->errors.count));
-        }
-        bench_print_json(row);
-    } else {
-        print_cells(b->rows.table, &result, b->ranks, NAN);
-    }
-    memset(&b->errors, 0, sizeof b->errors);
-}
-
 /* ---- the ranks ------------------------------------------------------------------------------------------ */
 
 static int open_comms(struct shard_bench_rank *r)
@@ -449,7 +332,8 @@ static int build(struct shard_bench *b, const struct cli_ranks *all, char **fold
     free(text);
     if (!code)
         code = cli_device_build(&all->lead, b->gen, folder, path);
-    fp8gen_status status = code ? FP8GEN_OK : fp8gen_plan(b->gen, &plan);
+    const bool predicts = !code && !all->lead.is_host; /* of a GPU */
+    fp8gen_status status = predicts ? fp8gen_plan(b->gen, &plan) : FP8GEN_OK;
     if (status)
         code = cli_gen_failed(b->gen, status, "the plan");
     json_t *whole = plan ? json_loads(plan, 0, NULL) : NULL;
@@ -509,18 +393,14 @@ static fp8_status read_version(struct shard_bench *b)
 
 static int open_rows(struct shard_bench *b, struct bench_values *shown, const struct cli_ranks *all)
 {
-    static const char *const columns[] = { "case",   ">ranks",     "pass",       ">layer",
-                                           ">value", "unit",       ">predicted", ">baseline",
-                                           ">ratio", "baseline is" };
     *shown = (struct bench_values){ .rounds = b->values->rounds,
                                     .json = b->values->json,
                                     .source_hash = b->values->source_hash };
     b->rows.values = shown;
     b->rows.device = all->lead;
-    if (!shown->json && !(b->rows.table = cli_table_create(columns, 10))) {
-        cli_error("out of memory");
-        return CLI_MACHINE;
-    }
+    int code = shard_bench_open_rows(b);
+    if (code)
+        return code;
     fp8_status status = all->lead.is_host ? FP8_OK : read_version(b);
     if (!status)
         bench_print_header(&b->rows, "shard");
@@ -559,7 +439,7 @@ static int run_part(struct shard_bench *b, struct bench_values *shown, bool firs
     if (!code)
         code = cli_ranks_run(&all, path, work, b);
     if (!code)
-        print_errors(b);
+        shard_bench_errors(b);
     fp8gen_close(b->gen);
     json_decref(b->predicted);
     b->gen = NULL;
@@ -604,6 +484,8 @@ static int run(const void *v, int count, char **operands)
         code = read_ranks(&b.values->ranks, ranks, &parts);
     if (!code)
         code = bench_read_shapes(&b.rows, 2, standard, sizeof standard / sizeof standard[0]);
+    if (!code && b.values->trace)
+        code = cli_try_file(b.values->trace);
     b.shape_count = b.rows.shape_count;
     for (int i = 0; !code && i < parts; i++) {
         b.ranks = ranks[i];

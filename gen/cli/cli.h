@@ -229,6 +229,8 @@ int cli_temp_publish(const char *temp, const char *path);
 char *cli_path_join(const char *folder, const char *name);
 /* Writes a whole file through a temporary name beside it. */
 int cli_write_file(const char *path, const void *data, size_t bytes);
+/* Whether that could be done, said before the work whose result it is. */
+int cli_try_file(const char *path);
 bool cli_is_folder(const char *path);
 
 /* ---- watchdog.c: work on the device that may never end ------------------------------------------------ */

@@ -200,14 +200,34 @@ char *cli_path_join(const char *folder, const char *name)
     return path;
 }
 
+/* Opens a file beside the one that it becomes; -1: errno says why. */
+static int open_beside(const char *path, char **temp)
+{
+    if (asprintf(temp, "%s.tmp", path) < 0)
+        *temp = NULL;
+    return *temp ? open(*temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644) : -1;
+}
+
+int cli_try_file(const char *path)
+{
+    char *temp = NULL;
+    const bool is_folder = cli_is_folder(path);
+    int fd = is_folder ? -1 : open_beside(path, &temp);
+    if (fd >= 0) {
+        close(fd);
+        unlink(temp);
+    } else {
+        cli_error("cannot write '%s': %s", path, strerror(is_folder ? EISDIR : errno));
+    }
+    free(temp);
+    return fd >= 0 ? CLI_DONE : CLI_MACHINE;
+}
+
 int cli_write_file(const char *path, const void *data, size_t bytes)
 {
-    int code = CLI_MACHINE, fd = -1;
+    int code = CLI_MACHINE;
     char *temp = NULL;
-    if (asprintf(&temp, "%s.tmp", path) < 0)
-        temp = NULL;
-    if (temp)
-        fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    int fd = open_beside(path, &temp);
     if (fd < 0)
         goto done;
     for (size_t at = 0; at < bytes;) {

@@ -49,9 +49,10 @@ run fp8gen bench shard --device host --json --source-hash abc --shape 130,64 --t
 expect_code 0
 expect_err ''
 for word in gather_copy_engine gather_fp8_vs_bf16 gather_fp8_usable_vs_bf16 step_fsdp exposed_ms '"header":"shard"' \
-    '"predicted_seconds":' '"case":"prediction_error"'; do
+    '"predicted_seconds":null'; do
     expect_out_has "$word"
 done
+expect_out_lacks '"case":"prediction_error"' # predictions are of a GPU
 if command -v python3 >/dev/null; then
     run python3 -c 'import json, sys
 events = json.load(open(sys.argv[1]))["traceEvents"]
@@ -65,6 +66,7 @@ run fp8gen bench shard --device host --case weights --shape 130,64 --rounds 1 --
 expect_code 0
 [ "$(grep -c '^gather_fp8_vs_bf16  *[23] ' "$out")" -eq 2 ] || fail "a row for each number of ranks expected"
 [ "$(grep -c '^case ' "$out")" -eq 1 ] || fail "one table expected"
+expect_out_lacks predicted
 for ranks in 1 65 two; do
     run fp8gen bench shard --device host --ranks $ranks
     expect_code 2
@@ -73,6 +75,10 @@ done
 run fp8gen bench shard --case weights --trace step.json
 expect_code 2
 expect_err_has "--trace keeps the timeline of case 'step', which these cases leave out"
+run fp8gen bench shard --device host --case step --trace "$T/none/step.json"
+expect_code 3
+expect_out ''
+expect_err_has "cannot write '$T/none/step.json': No such file or directory"
 run fp8gen bench shard --case gathers
 expect_code 2
 expect_err_has "no case 'gathers'"
