@@ -1,5 +1,5 @@
 /*
- * comm_local.c - communicators of threads of one process, and the group in which they meet.
+ * comm_local.c - communicators of threads of one process: their collectives.
  *
  * In: collectives on host memory. Out: their results, bitwise the same in every run: each rank sums
  * its own part over the ranks in ascending order. A collective has two meetings. At the first every rank
@@ -12,105 +12,9 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
-#include "runtime/comm.h"
+#include "runtime/comm_local.h"
 #include "runtime/fp8_format.h"
-
-/* What a rank brings to a meeting. Alive until the second meeting has ended. */
-struct visit {
-    enum fp8_collective kind;
-    const char *label;
-    size_t count; /* parts, or values */
-    const fp8_gather_part *gather;
-    const fp8_exchange_part *exchange;
-    const fp8_reduce_part *reduce;
-    float *values;
-};
-
-struct seat {
-    const struct visit *visit; /* NULL: not here */
-    bool joined, left;
-    bool is_host;
-};
-
-struct fp8_comm_group {
-    pthread_mutex_t lock;
-    pthread_cond_t change;
-    int32_t ranks;
-    double timeout;
-    int32_t arrived;   /* at the first meeting */
-    int32_t inside;    /* between the two */
-    uint64_t meetings; /* first ones that came about */
-    fp8_status failed;
-    char why[FP8_COMM_SENTENCE];
-    fp8_comm_id id; /* ranks on GPUs */
-    bool has_id;
-    int32_t joined;
-    struct seat seats[];
-};
-
-struct local {
-    fp8_comm comm;
-    struct fp8_comm_group *group;
-    bool owns_group;
-};
-
-/* ---- the group ---- */
-
-static struct timespec deadline_of(double seconds)
-{
-    double end = fp8_clock() + seconds;
-    struct timespec time = { (time_t)end, (long)((end - (double)(time_t)end) * 1e9) };
-    return time;
-}
-
-static fp8_status fail_group(struct fp8_comm_group *group, fp8_status status, const char *why)
-{
-    if (group->failed == FP8_OK) {
-        group->failed = status;
-        snprintf(group->why, sizeof group->why, "%s", why);
-        pthread_cond_broadcast(&group->change);
-    }
-    return group->failed;
-}
-
-fp8_status fp8_comm_group_create(int32_t ranks, double timeout_seconds, fp8_comm_group **group)
-{
-    if (!group)
-        return fp8_fail(FP8_ERR_ARGUMENT, "comm_group_create: group is NULL");
-    *group = NULL;
-    if (ranks < 1 || ranks > 65536)
-        return fp8_fail(FP8_ERR_ARGUMENT, "comm_group_create: ranks is %d, not in 1..65536", ranks);
-    if (!(timeout_seconds >= 0 && timeout_seconds <= 1e6))
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "comm_group_create: timeout_seconds is %g; pass 0 (for %g) or up to a "
-                        "million seconds",
-                        timeout_seconds, FP8_COMM_DEFAULT_TIMEOUT);
-    size_t bytes = sizeof **group + (size_t)ranks * sizeof(struct seat);
-    struct fp8_comm_group *made = fp8_allocate(bytes);
-    if (!made)
-        return fp8_fail_memory("a group of ranks", bytes);
-    made->ranks = ranks;
-    made->timeout = timeout_seconds > 0 ? timeout_seconds : FP8_COMM_DEFAULT_TIMEOUT;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_mutex_init(&made->lock, NULL);
-    pthread_cond_init(&made->change, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    *group = made;
-    return FP8_OK;
-}
-
-void fp8_comm_group_destroy(fp8_comm_group *group)
-{
-    if (!group)
-        return;
-    pthread_cond_destroy(&group->change);
-    pthread_mutex_destroy(&group->lock);
-    fp8_release(group);
-}
 
 /* ---- meetings ---- */
 
@@ -168,7 +72,7 @@ static void compare(struct fp8_comm_group *group, const fp8_comm *comm)
             "%s (%zu bytes a rank); all ranks must run the same passes in the same order",
             comm->name, first->label, bytes_of_visit(first), rank, other->label,
             bytes_of_visit(other));
-        (void)fail_group(group, FP8_ERR_COMM, why);
+        (void)fp8_group_fail(group, FP8_ERR_COMM, why);
         return;
     }
 }
@@ -195,7 +99,7 @@ static fp8_status arrive(struct local *local, const struct visit *visit)
         if (group->seats[rank].left) {
             int at = begin_sentence(why, sizeof why, comm);
             snprintf(why + at, sizeof why - (size_t)at, ": rank %d has left", rank);
-            (void)fail_group(group, FP8_ERR_COMM, why);
+            (void)fp8_group_fail(group, FP8_ERR_COMM, why);
         }
     }
     if (group->failed != FP8_OK)
@@ -211,12 +115,12 @@ static fp8_status arrive(struct local *local, const struct visit *visit)
         return group->failed;
     }
     const uint64_t before = group->meetings;
-    const struct timespec deadline = deadline_of(group->timeout);
+    const struct timespec deadline = fp8_group_deadline(group->timeout);
     while (group->meetings == before && group->failed == FP8_OK) {
         if (pthread_cond_timedwait(&group->change, &group->lock, &deadline) == ETIMEDOUT &&
             group->meetings == before && group->failed == FP8_OK) {
             name_missing(group, comm, why, sizeof why);
-            return fail_group(group, FP8_ERR_TIMEOUT, why);
+            return fp8_group_fail(group, FP8_ERR_TIMEOUT, why);
         }
     }
     return group->meetings == before ? group->failed : FP8_OK;
@@ -439,11 +343,11 @@ static void local_abort(fp8_comm *comm, const char *why)
     snprintf(text, sizeof text, "rank %d of %d ('%s') gave up after %s: %.300s", comm->rank,
              comm->ranks, comm->name, comm->label, why);
     pthread_mutex_lock(&group->lock);
-    (void)fail_group(group, FP8_ERR_COMM, text);
+    (void)fp8_group_fail(group, FP8_ERR_COMM, text);
     pthread_mutex_unlock(&group->lock);
 }
 
-static void local_destroy(fp8_comm *comm)
+void fp8_local_destroy(fp8_comm *comm)
 {
     struct local *local = (struct local *)comm;
     struct fp8_comm_group *group = local->group;
@@ -455,7 +359,7 @@ static void local_destroy(fp8_comm *comm)
             snprintf(why, sizeof why,
                      "rank %d of %d ('%s') has left while others wait: its last was %s", comm->rank,
                      comm->ranks, comm->name, comm->label);
-            (void)fail_group(group, FP8_ERR_COMM, why);
+            (void)fp8_group_fail(group, FP8_ERR_COMM, why);
         }
         pthread_mutex_unlock(&group->lock);
         if (local->owns_group)
@@ -474,13 +378,13 @@ static const struct fp8_transport local_transport = {
     .poll = local_poll,
     .wait = local_wait,
     .abort = local_abort,
-    .destroy = local_destroy,
+    .destroy = fp8_local_destroy,
 };
 
-/* ---- joining ---- */
+/* ---- creation ---- */
 
-static fp8_status make_local(fp8_comm_group *group, fp8_context *context, int32_t rank,
-                             const char *name, struct local **local)
+fp8_status fp8_local_create(fp8_comm_group *group, fp8_context *context, int32_t rank,
+                            const char *name, struct local **local)
 {
     *local = fp8_allocate(sizeof **local);
     if (!*local)
@@ -497,7 +401,7 @@ fp8_status fp8_comm_create_alone(fp8_context *context, const fp8_comm_options *o
     struct fp8_comm_group *group = NULL;
     struct local *local = NULL;
     FP8_TRY(fp8_comm_group_create(1, options->timeout_seconds, &group));
-    fp8_status status = make_local(group, context, 0, options->name, &local);
+    fp8_status status = fp8_local_create(group, context, 0, options->name, &local);
     if (status != FP8_OK) {
         fp8_comm_group_destroy(group);
         return status;
@@ -505,100 +409,4 @@ fp8_status fp8_comm_create_alone(fp8_context *context, const fp8_comm_options *o
     local->owns_group = true;
     *comm = &local->comm;
     return FP8_OK;
-}
-
-/* Waits until every rank has a seat; the lock is held. */
-static fp8_status sit_down(fp8_comm_group *group, int32_t rank, bool is_host, const char *name)
-{
-    char why[FP8_COMM_SENTENCE];
-    if (group->seats[rank].joined)
-        return fp8_fail(FP8_ERR_ARGUMENT, "comm_join: rank %d of %d has joined already", rank,
-                        group->ranks);
-    group->seats[rank].joined = true;
-    group->seats[rank].is_host = is_host;
-    group->joined++;
-    pthread_cond_broadcast(&group->change);
-    const struct timespec deadline = deadline_of(group->timeout);
-    while (group->joined < group->ranks && group->failed == FP8_OK) {
-        if (pthread_cond_timedwait(&group->change, &group->lock, &deadline) != ETIMEDOUT ||
-            group->joined == group->ranks || group->failed != FP8_OK)
-            continue;
-        int at = snprintf(why, sizeof why, "comm_join: rank %d of %d ('%s') waited %.3g s for rank",
-                          rank, group->ranks, name, group->timeout);
-        for (int32_t i = 0; i < group->ranks && at < (int)sizeof why - 16; i++) {
-            if (!group->seats[i].joined)
-                at += snprintf(why + at, sizeof why - (size_t)at, " %d", i);
-        }
-        (void)fail_group(group, FP8_ERR_TIMEOUT, why);
-    }
-    if (group->joined < group->ranks)
-        return fp8_fail(group->failed, "%s", group->why);
-    for (int32_t i = 0; i < group->ranks; i++) {
-        if (group->seats[i].is_host == is_host)
-            continue;
-        (void)fail_group(group, FP8_ERR_ARGUMENT, "comm_join: ranks of both kinds");
-        return fp8_fail(
-            FP8_ERR_ARGUMENT,
-            "comm_join: rank %d is on %s and rank %d is not; give all ranks contexts of "
-            "one kind",
-            rank, is_host ? "the host" : "a GPU", i);
-    }
-    return FP8_OK; /* a failure after that is an error of the collectives */
-}
-
-static fp8_status join_gpu(fp8_comm_group *group, fp8_context *context, int32_t rank,
-                           const char *name, fp8_comm **comm)
-{
-    pthread_mutex_lock(&group->lock);
-    fp8_status status =
-        group->failed == FP8_OK ? FP8_OK : fp8_fail(group->failed, "%s", group->why);
-    if (status == FP8_OK && !group->has_id) {
-        status = fp8_comm_id_create(&group->id);
-        group->has_id = status == FP8_OK;
-        if (status != FP8_OK)
-            (void)fail_group(group, status, fp8_last_error());
-    }
-    fp8_comm_id id = group->id;
-    pthread_mutex_unlock(&group->lock);
-    if (status != FP8_OK)
-        return status;
-    fp8_comm_options options = FP8_COMM_OPTIONS_INIT;
-    options.rank = rank;
-    options.ranks = group->ranks;
-    options.timeout_seconds = group->timeout;
-    options.name = name;
-    return fp8_comm_create_nccl(context, &options, &id, comm);
-}
-
-fp8_status fp8_comm_join(fp8_comm_group *group, fp8_context *context, int32_t rank,
-                         const char *name, fp8_comm **comm)
-{
-    if (!comm)
-        return fp8_fail(FP8_ERR_ARGUMENT, "comm_join: comm is NULL");
-    *comm = NULL;
-    if (!group || !context)
-        return fp8_fail(FP8_ERR_ARGUMENT, "comm_join: %s is NULL", group ? "context" : "group");
-    if (rank < 0 || rank >= group->ranks)
-        return fp8_fail(FP8_ERR_ARGUMENT, "comm_join: rank is %d of %d ranks; it counts from 0",
-                        rank, group->ranks);
-    struct local *local = NULL;
-    bool is_nccl = !context->is_host && group->ranks > 1;
-    fp8_status status = is_nccl ? FP8_OK : make_local(group, context, rank, name, &local);
-    pthread_mutex_lock(&group->lock);
-    if (status == FP8_OK)
-        status = sit_down(group, rank, context->is_host, name ? name : "fsdp");
-    else
-        (void)fail_group(group, status, fp8_last_error());
-    pthread_mutex_unlock(&group->lock);
-    if (status == FP8_OK && is_nccl)
-        return fp8_report(context, join_gpu(group, context, rank, name, comm));
-    if (status == FP8_OK) {
-        *comm = &local->comm;
-        return FP8_OK;
-    }
-    if (local) {
-        local->group = NULL;
-        local_destroy(&local->comm);
-    }
-    return fp8_report(context, status);
 }
