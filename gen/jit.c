@@ -422,13 +422,21 @@ static fp8gen_status copy_path(const struct buf *found, char *path, size_t path_
     return FP8GEN_OK;
 }
 
+static fp8gen_status no_room(const char *path)
+{
+    return gen_jit_fail(
+        FP8GEN_ERR_ARGUMENT,
+        "error: %s\n  hint: pass an array and its size; 4096 bytes hold every path\n",
+        path == NULL ? "path is NULL" : "path_bytes is 0");
+}
+
 fp8gen_status fp8gen_jit_bundle(const fp8gen_jit_options *options, const char *name,
                                 const char *spec, size_t length, char *path, size_t path_bytes)
 {
     if (options == NULL)
         options = &default_options;
     if (path == NULL || path_bytes == 0)
-        return gen_jit_fail(FP8GEN_ERR_ARGUMENT, "error: there is no room for the path\n");
+        return no_room(path);
     path[0] = '\0';
     fp8gen_status status = check_arguments(options, name, spec);
     if (status != FP8GEN_OK)
@@ -583,7 +591,7 @@ int fp8gen_jit_provider(void *user, const struct fp8_layer_description *descript
                         size_t path_bytes)
 {
     if (path == NULL || path_bytes == 0)
-        return FP8_ERR_ARGUMENT;
+        return to_fp8(no_room(path));
     fp8gen_status status = provide(user, description, path, path_bytes);
     if (status != FP8GEN_OK)
         snprintf(path, path_bytes, "%s", last_error);

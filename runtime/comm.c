@@ -158,6 +158,49 @@ static fp8_status check_parts(const fp8_comm *comm, enum fp8_collective kind, co
     return FP8_OK;
 }
 
+/* Two memories of a part: `many`, a piece for every rank, and `one`. */
+struct memories {
+    const char *many_name, *one_name;
+    const void *many, *one;
+    size_t bytes; /* of a piece */
+};
+
+/* They may overlap only so that `one` is this rank's piece of `many`; not even so if never_in_place. */
+static fp8_status check_apart(const fp8_comm *comm, enum fp8_collective kind, const char *label,
+                              size_t index, const struct memories *m, bool never_in_place)
+{
+    const char *call = collective_names[kind], *what = label ? label : "?";
+    const size_t one_bytes = never_in_place ? m->bytes * (size_t)comm->ranks : m->bytes;
+    const uintptr_t many = (uintptr_t)m->many, one = (uintptr_t)m->one;
+    size_t all;
+    if (m->bytes == 0)
+        return FP8_OK;
+    if (!m->many || !m->one)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s of %s: %s of part %zu is NULL, but it has %zu bytes",
+                        call, what, m->many ? m->one_name : m->many_name, index, m->bytes);
+    if (__builtin_mul_overflow(m->bytes, (size_t)comm->ranks, &all))
+        return fp8_fail(
+            FP8_ERR_ARGUMENT,
+            "%s of %s: part %zu has %zu bytes for each of %d ranks, more than memory has", call,
+            what, index, m->bytes, comm->ranks);
+    if (many >= one + one_bytes || one >= many + all)
+        return FP8_OK;
+    if (never_in_place)
+        return fp8_fail(
+            FP8_ERR_ARGUMENT,
+            "%s of %s: %s and %s of part %zu are %p and %p; pass two pieces of %zu bytes "
+            "that do not overlap",
+            call, what, m->many_name, m->one_name, index, m->many, m->one, all);
+    if (one == many + (size_t)comm->rank * m->bytes)
+        return FP8_OK;
+    return fp8_fail(
+        FP8_ERR_ARGUMENT,
+        "%s of %s: %s and %s of part %zu, %p with %zu bytes and %p with %zu, overlap; in "
+        "place %s is %s + rank * %zu, else pass memory apart",
+        call, what, m->many_name, m->one_name, index, m->many, all, m->one, m->bytes, m->one_name,
+        m->many_name, m->bytes);
+}
+
 /* Sets the label, enters the context; end() leaves it. */
 static fp8_status begin(fp8_comm *comm, enum fp8_collective kind, const char *label, bool *pushed)
 {
@@ -181,9 +224,8 @@ fp8_status fp8_comm_all_gather(fp8_comm *comm, const fp8_gather_part *parts, siz
 {
     FP8_TRY(check_parts(comm, FP8_COLLECTIVE_ALL_GATHER, parts, part_count));
     for (size_t i = 0; i < part_count; i++) {
-        if (parts[i].bytes && (!parts[i].send || !parts[i].recv))
-            return fp8_fail(FP8_ERR_ARGUMENT, "all_gather of %s: %s of part %zu is NULL",
-                            label ? label : "?", parts[i].send ? "recv" : "send", i);
+        const struct memories m = { "recv", "send", parts[i].recv, parts[i].send, parts[i].bytes };
+        FP8_TRY(check_apart(comm, FP8_COLLECTIVE_ALL_GATHER, label, i, &m, false));
     }
     bool pushed;
     fp8_status status = begin(comm, FP8_COLLECTIVE_ALL_GATHER, label, &pushed);
@@ -197,13 +239,8 @@ fp8_status fp8_comm_all_to_all(fp8_comm *comm, const fp8_exchange_part *parts, s
 {
     FP8_TRY(check_parts(comm, FP8_COLLECTIVE_ALL_TO_ALL, parts, part_count));
     for (size_t i = 0; i < part_count; i++) {
-        const size_t all = parts[i].bytes * (size_t)comm->ranks;
-        const uintptr_t send = (uintptr_t)parts[i].send, recv = (uintptr_t)parts[i].recv;
-        if (parts[i].bytes && (!send || !recv || (send < recv + all && recv < send + all)))
-            return fp8_fail(FP8_ERR_ARGUMENT,
-                            "all_to_all of %s: send and recv of part %zu are %p and %p; pass two "
-                            "pieces of %zu bytes that do not overlap",
-                            label ? label : "?", i, parts[i].send, parts[i].recv, all);
+        const struct memories m = { "send", "recv", parts[i].send, parts[i].recv, parts[i].bytes };
+        FP8_TRY(check_apart(comm, FP8_COLLECTIVE_ALL_TO_ALL, label, i, &m, true));
     }
     bool pushed;
     fp8_status status = begin(comm, FP8_COLLECTIVE_ALL_TO_ALL, label, &pushed);
@@ -212,7 +249,8 @@ fp8_status fp8_comm_all_to_all(fp8_comm *comm, const fp8_exchange_part *parts, s
     return end(comm, pushed, status);
 }
 
-static fp8_status check_reduce(const fp8_reduce_part *part, size_t index, const char *label)
+static fp8_status check_reduce(const fp8_comm *comm, const fp8_reduce_part *part, size_t index,
+                               const char *label)
 {
     const char *what = label ? label : "?";
     if (part->dtype == FP8_DTYPE_E4M3 || part->dtype == FP8_DTYPE_E5M2 ||
@@ -226,14 +264,16 @@ static fp8_status check_reduce(const fp8_reduce_part *part, size_t index, const 
         return fp8_fail(FP8_ERR_DTYPE,
                         "reduce_scatter of %s: part %zu is %s; pass bf16, fp16 or fp32", what,
                         index, fp8_dtype_name(part->dtype));
-    if (part->count && (!part->send || !part->recv))
-        return fp8_fail(FP8_ERR_ARGUMENT, "reduce_scatter of %s: %s of part %zu is NULL", what,
-                        part->send ? "recv" : "send", index);
     if (part->average > 1)
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "reduce_scatter of %s: average of part %zu is %u; pass 0 or 1", what, index,
                         part->average);
-    return FP8_OK;
+    struct memories m = { "send", "recv", part->send, part->recv, 0 };
+    if (__builtin_mul_overflow(part->count, fp8_dtype_bytes(part->dtype), &m.bytes))
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "reduce_scatter of %s: count of part %zu is %zu, more than memory has",
+                        what, index, part->count);
+    return check_apart(comm, FP8_COLLECTIVE_REDUCE_SCATTER, label, index, &m, false);
 }
 
 fp8_status fp8_comm_reduce_scatter(fp8_comm *comm, const fp8_reduce_part *parts, size_t part_count,
@@ -241,7 +281,7 @@ fp8_status fp8_comm_reduce_scatter(fp8_comm *comm, const fp8_reduce_part *parts,
 {
     FP8_TRY(check_parts(comm, FP8_COLLECTIVE_REDUCE_SCATTER, parts, part_count));
     for (size_t i = 0; i < part_count; i++)
-        FP8_TRY(check_reduce(&parts[i], i, label));
+        FP8_TRY(check_reduce(comm, &parts[i], i, label));
     bool pushed;
     fp8_status status = begin(comm, FP8_COLLECTIVE_REDUCE_SCATTER, label, &pushed);
     if (status == FP8_OK)
@@ -252,7 +292,11 @@ fp8_status fp8_comm_reduce_scatter(fp8_comm *comm, const fp8_reduce_part *parts,
 fp8_status fp8_comm_all_reduce_max(fp8_comm *comm, float *values, size_t count, const char *label,
                                    fp8_stream stream)
 {
-    FP8_TRY(check_parts(comm, FP8_COLLECTIVE_ALL_REDUCE_MAX, values, count));
+    if (!comm || (count && !values))
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "all_reduce_max of %s: %s is NULL; pass the memory of %zu "
+                        "numbers",
+                        label ? label : "?", comm ? "values" : "comm", count);
     bool pushed;
     fp8_status status = begin(comm, FP8_COLLECTIVE_ALL_REDUCE_MAX, label, &pushed);
     if (status == FP8_OK)

@@ -10,7 +10,11 @@
 
 #include "runtime/internal.h"
 
-fp8_status fp8_description_check(const char *call, const fp8_layer_description *d)
+/* ---- checks ---- */
+
+enum { MOST_EXTENT = 1 << 28, MOST_HISTORY = 65536 }; /* as a spec has them */
+
+static fp8_status check_struct(const char *call, const fp8_layer_description *d)
 {
     if (!d)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: description is NULL", call);
@@ -22,30 +26,172 @@ fp8_status fp8_description_check(const char *call, const fp8_layer_description *
     if (d->arch || d->reserved0 || d->reserved[0] || d->reserved[1] || d->reserved[2] ||
         d->reserved[3])
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: arch and reserved fields must be 0", call);
-    if (d->spec && (d->in_features || d->out_features || d->tokens || d->max_tokens))
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: give a spec or the fields of a layer; the spec has fields of its own",
-                        call);
-    if (!d->spec && (d->in_features < 1 || d->out_features < 1))
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: in_features is %" PRId64 " and out_features is %" PRId64
-                        "; both are at least 1",
-                        call, d->in_features, d->out_features);
-    if (!d->spec && (d->tokens < 0 || d->max_tokens < 0 || (!d->tokens && !d->max_tokens) ||
-                     (d->max_tokens && d->tokens > d->max_tokens)))
+    return FP8_OK;
+}
+
+/* A spec has fields of its own: none here has an effect beside it. */
+static fp8_status check_spec(const char *call, const fp8_layer_description *d)
+{
+    fp8_layer_description plain = FP8_LAYER_DESCRIPTION_INIT;
+    plain.spec = d->spec;
+    plain.layer = d->layer;
+    if (fp8_description_equal(d, &plain))
+        return FP8_OK;
+    return fp8_fail(FP8_ERR_ARGUMENT,
+                    "%s: give a spec or the fields of a layer; the spec has fields of its own",
+                    call);
+}
+
+static fp8_status check_numbers(const char *call, const fp8_layer_description *d)
+{
+    static const char extent[] = "pass the features of the layer";
+    static const char tokens[] = "pass the rows of x in one call, 0 for those of the other field";
+    static const char sums[] = "pass FP8_ACCUMULATION_DEFAULT, _FAST, _SPLIT, _256 or _512";
+    static const char flag[] = "pass 0 or 1";
+    const struct {
+        const char *name;
+        int64_t value, least, most;
+        const char *remedy;
+    } numbers[] = {
+        { "in_features", d->in_features, 1, MOST_EXTENT, extent },
+        { "out_features", d->out_features, 1, MOST_EXTENT, extent },
+        { "tokens", d->tokens, 0, MOST_EXTENT, tokens },
+        { "max_tokens", d->max_tokens, 0, MOST_EXTENT, tokens },
+        { "has_bias", d->has_bias, 0, 1, flag },
+        { "fprop", (int64_t)d->fprop, 0, FP8_ACCUMULATION_COUNT - 1, sums },
+        { "dgrad", (int64_t)d->dgrad, 0, FP8_ACCUMULATION_COUNT - 1, sums },
+        { "wgrad", (int64_t)d->wgrad, 0, FP8_ACCUMULATION_COUNT - 1, sums },
+        { "power_of_two", (int64_t)d->power_of_two, 0, FP8_OFF, "pass FP8_DEFAULT, _ON or _OFF" },
+        { "history_length", d->history_length, 0, MOST_HISTORY,
+          "pass the optimizer steps that are kept, 0 for 1024" },
+        { "margin", d->margin, 0, FP8_MOST_MARGIN, "pass powers of two of room above the amax" },
+        { "calibrate", d->calibrate, 0, 1, flag },
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        if (numbers[i].value < numbers[i].least || numbers[i].value > numbers[i].most)
+            return fp8_fail(FP8_ERR_ARGUMENT,
+                            "%s: %s is %" PRId64 ", not in %" PRId64 "..%" PRId64 "; %s", call,
+                            numbers[i].name, numbers[i].value, numbers[i].least, numbers[i].most,
+                            numbers[i].remedy);
+    }
+    if ((!d->tokens && !d->max_tokens) || (d->max_tokens && d->tokens > d->max_tokens))
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "%s: tokens is %" PRId64 " and max_tokens is %" PRId64
                         "; one of them is at least 1, and tokens is not above max_tokens",
                         call, d->tokens, d->max_tokens);
-    if ((unsigned)d->power_of_two > FP8_OFF || d->calibrate > 1 || d->history_length < 0 ||
-        d->margin < 0)
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: power_of_two is %d, calibrate %u, history_length %" PRId64
-                        ", margin %d; pass FP8_DEFAULT, FP8_ON or FP8_OFF, 0 or 1, and no negative "
-                        "numbers",
-                        call, (int)d->power_of_two, d->calibrate, d->history_length, d->margin);
     return FP8_OK;
 }
+
+static fp8_status check_dtypes(const char *call, const fp8_layer_description *d)
+{
+    const struct {
+        const char *name;
+        fp8_dtype dtype;
+        bool has_half;
+    } dtypes[] = { { "w_dtype", d->w_dtype, false },
+                   { "y_dtype", d->y_dtype, true },
+                   { "dx_dtype", d->dx_dtype, true },
+                   { "dw_dtype", d->dw_dtype, true } };
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
+        const fp8_dtype dtype = dtypes[i].dtype;
+        if (dtype != FP8_DTYPE_NONE && dtype != FP8_DTYPE_BF16 && dtype != FP8_DTYPE_FP32 &&
+            !(dtypes[i].has_half && dtype == FP8_DTYPE_FP16))
+            return fp8_fail(FP8_ERR_ARGUMENT,
+                            "%s: %s is %d (%s); pass FP8_DTYPE_BF16, %s_FP32 or, for the default, "
+                            "_NONE",
+                            call, dtypes[i].name, (int)dtype, fp8_dtype_name(dtype),
+                            dtypes[i].has_half ? "_FP16, " : "");
+    }
+    return FP8_OK;
+}
+
+/* The word's place in the list; -1: NULL, the default. */
+static fp8_status check_word(const char *call, const char *name, const char *word,
+                             const char *const *words, int count, int *place)
+{
+    char list[128] = "";
+    *place = -1;
+    if (!word)
+        return FP8_OK;
+    for (int i = 0; i < count; i++) {
+        if (strcmp(word, words[i]) == 0)
+            *place = i;
+        const size_t end = strlen(list);
+        snprintf(list + end, sizeof list - end, "%s\"%s\"", i ? ", " : "", words[i]);
+    }
+    if (*place >= 0)
+        return FP8_OK;
+    return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is \"%.60s\"; pass one of the words %s, or NULL",
+                    call, name, word, list);
+}
+
+/* What a recipe has not, or does not leave to choose. */
+static fp8_status check_recipe(const char *call, const fp8_layer_description *d,
+                               enum fp8_recipe_kind kind)
+{
+    const bool is_delayed = kind == FP8_RECIPE_DELAYED;
+    const char *name = fp8_recipe_names[kind];
+    if (d->format && strcmp(d->format, "hybrid") == 0 && !is_delayed && kind != FP8_RECIPE_CURRENT)
+        return fp8_fail(
+            FP8_ERR_ARGUMENT,
+            "%s: format is \"hybrid\", but recipe \"%s\" is of e4m3 alone; pass \"e4m3\" "
+            "or NULL",
+            call, name);
+    if (!is_delayed && (d->history_length || d->algo || d->margin || d->calibrate))
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: %s is given, but recipe \"%s\" keeps no history; leave it 0, or pass "
+                        "recipe \"delayed\"",
+                        call,
+                        d->history_length ? "history_length"
+                        : d->algo         ? "algo"
+                        : d->margin       ? "margin"
+                                          : "calibrate",
+                        name);
+    const bool is_block = kind == FP8_RECIPE_BLOCK;
+    const struct {
+        const char *pass;
+        fp8_accumulation given;
+        bool is_fixed;
+    } sums[] = { { "fprop", d->fprop, is_block },
+                 { "dgrad", d->dgrad, is_block },
+                 { "wgrad", d->wgrad, is_block || kind == FP8_RECIPE_ROWWISE_HP_WGRAD } };
+    for (size_t i = 0; i < sizeof sums / sizeof sums[0]; i++) {
+        if (sums[i].is_fixed && sums[i].given != FP8_ACCUMULATION_DEFAULT &&
+            sums[i].given != FP8_ACCUMULATION_SPLIT)
+            return fp8_fail(FP8_ERR_ARGUMENT,
+                            "%s: %s is %d, but with recipe \"%s\" its sums are always split; pass "
+                            "FP8_ACCUMULATION_DEFAULT",
+                            call, sums[i].pass, (int)sums[i].given, name);
+    }
+    return FP8_OK;
+}
+
+fp8_status fp8_description_check(const char *call, const fp8_layer_description *d)
+{
+    static const char *const formats[] = { "hybrid", "e4m3" };
+    static const char *const computes[] = { "fp8", "bf16" };
+    static const char *const algos[] = { "max", "most_recent" };
+    int compute, recipe, any;
+    FP8_TRY(check_struct(call, d));
+    if (d->spec)
+        return check_spec(call, d);
+    if (d->layer)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: layer is \"%.60s\", which names a layer of a spec, but spec is NULL; "
+                        "give the spec too, or pass NULL",
+                        call, d->layer);
+    FP8_TRY(check_numbers(call, d));
+    FP8_TRY(check_dtypes(call, d));
+    FP8_TRY(check_word(call, "compute", d->compute, computes, 2, &compute));
+    FP8_TRY(check_word(call, "recipe", d->recipe, fp8_recipe_names, FP8_RECIPE_COUNT, &recipe));
+    FP8_TRY(check_word(call, "format", d->format, formats, 2, &any));
+    FP8_TRY(check_word(call, "algo", d->algo, algos, 2, &any));
+    if (compute == 1)
+        return FP8_OK; /* a layer in bf16 has none of what follows */
+    return check_recipe(call, d, recipe < 0 ? FP8_RECIPE_CURRENT : (enum fp8_recipe_kind)recipe);
+}
+
+/* ---- defaults ---- */
 
 static fp8_accumulation or_default(fp8_accumulation value, fp8_accumulation otherwise)
 {
@@ -102,6 +248,8 @@ fp8_layer_description fp8_description_fill(const fp8_layer_description *given)
     fill_recipe(&d);
     return d;
 }
+
+/* ---- comparing ---- */
 
 static bool same_text(const char *a, const char *b)
 {

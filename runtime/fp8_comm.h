@@ -174,7 +174,8 @@ FP8_API fp8_status fp8_comm_alloc(fp8_comm *comm, size_t bytes, void **memory);
 FP8_API void fp8_comm_free(fp8_comm *comm, void *memory);
 
 /* One piece of a gather: this rank's `bytes` at send go to recv + rank * bytes on all ranks.
- * In place if send is recv + rank * bytes. bytes is the same on all ranks and may be 0. */
+ * send and recv are apart, or send is recv + rank * bytes: in place; all other overlaps are refused. bytes is
+ * the same on all ranks and may be 0. */
 typedef struct fp8_gather_part {
     const void *send;
     void *recv; /* ranks * bytes */
@@ -194,13 +195,14 @@ typedef struct fp8_exchange_part {
  * the usual ones. */
 typedef struct fp8_reduce_part {
     const void *send; /* ranks * count elements */
-    void *recv;       /* count elements; may be send + rank * count */
+    void *recv; /* count elements; apart from send, or in place: send + rank * count. All other
+                       * overlaps are refused */
     size_t count;
     fp8_dtype dtype; /* bf16, fp16 or fp32. Sums of FP8 are refused: FP8_ERR_DTYPE */
     uint32_t average;
 } fp8_reduce_part;
 
-/* All parts form one operation. `label` says what is moved ("w of layer 'qkv'") in messages and is copied.
+/* All parts form one operation; memory that one of them writes is of no other part, which is not checked. `label` says what is moved ("w of layer 'qkv'") in messages and is copied.
  * FP8_ERR_COMM, FP8_ERR_TIMEOUT, FP8_ERR_ARGUMENT. */
 FP8_API fp8_status fp8_comm_all_gather(fp8_comm *comm, const fp8_gather_part *parts,
                                        size_t part_count, const char *label, fp8_stream stream);

@@ -29,7 +29,9 @@ typedef enum fp8_switch {
 } fp8_switch;
 
 /* What a layer of a spec says, as a struct; or, if `spec` is set, which layer of which spec, and nothing
- * else (size aside). Zero means the default. */
+ * else (size and stream aside): other fields are then refused. Zero means the default. What a recipe does not
+ * have is refused too, and ranges are those of a spec; with compute "bf16" recipe, format, power_of_two, the
+ * accumulations and the history are checked and not used. */
 typedef struct fp8_layer_description {
     uint32_t size;
     uint32_t has_bias;
@@ -48,12 +50,12 @@ typedef struct fp8_layer_description {
     const char *recipe;  /* default "current" */
     const char *format;  /* default "hybrid" with "current" and "delayed", "e4m3" with the others */
     const char *compute; /* default "fp8"; "bf16": the recipe and the accumulations mean nothing */
-    int64_t history_length; /* of "delayed", as the next three: default 1024 */
+    int64_t history_length; /* of "delayed" alone, as the next three: default 1024 */
     const char *algo;       /* default "max" */
     int32_t margin;
     uint32_t calibrate;
     const char *spec;  /* the text of a spec, NUL-terminated */
-    const char *layer; /* its layer; NULL = its only one */
+    const char *layer; /* its layer; NULL = its only one; without a spec NULL */
     int32_t arch;      /* for providers: the context's, 90 for 9.0, 0 for the host; callers: 0 */
     uint32_t reserved0;
     fp8_stream stream; /* where the layer is wanted now, no part of what it is; NULL = not told */
@@ -99,7 +101,8 @@ FP8_API fp8_status fp8_context_add_bundle(fp8_context *context, fp8_bundle *bund
 FP8_API fp8_status fp8_context_layer(fp8_context *context, const fp8_layer_description *description,
                                      const fp8_layer **layer);
 /* Makes the layers of all descriptions, several at a time; call it before the first step and the first
- * collective. All are tried; the first that fails, by index, is returned. */
+ * collective. A description that is wrong is refused before any layer is made; else all are tried, and the
+ * first that fails, by index, is returned. */
 FP8_API fp8_status fp8_context_prepare(fp8_context *context,
                                        const fp8_layer_description *descriptions, size_t count);
 

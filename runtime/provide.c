@@ -512,8 +512,11 @@ fp8_status fp8_context_prepare(fp8_context *context, const fp8_layer_description
     if (!context || (!descriptions && count > 0))
         return fp8_fail(FP8_ERR_ARGUMENT, "context_prepare: %s is NULL",
                         context ? "descriptions" : "context");
-    for (size_t i = 0; i < count; i++)
-        FP8_TRY(fp8_description_check("context_prepare", &descriptions[i]));
+    for (size_t i = 0; i < count; i++) {
+        char call[96];
+        snprintf(call, sizeof call, "context_prepare: description %zu of %zu", i + 1, count);
+        FP8_TRY(fp8_report(context, fp8_description_check(call, &descriptions[i])));
+    }
     struct preparation p = { .context = context, .descriptions = descriptions, .count = count };
     p.failed = count;
     pthread_mutex_init(&p.lock, NULL);

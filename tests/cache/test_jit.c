@@ -30,7 +30,8 @@ static struct {
     bool is_holding; /* ... and one does */
     int failures;    /* so many calls fail first */
     int damage;      /* so many bundles are damaged after they were made */
-} seen = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, 0, false, 0, 0 };
+    int64_t refused; /* descriptions of this many out_features fail */
+} seen = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, 0, false, 0, 0, 0 };
 
 static void damage_bundle(const char *path)
 {
@@ -46,7 +47,8 @@ static int provider(void *user, const fp8_layer_description *d, char *path, size
     seen.calls++;
     if (++seen.inside > seen.most_inside)
         seen.most_inside = seen.inside;
-    bool fails = seen.failures > 0 && seen.failures-- > 0;
+    bool fails = (seen.failures > 0 && seen.failures-- > 0) ||
+                 (seen.refused != 0 && seen.refused == d->out_features);
     while (seen.held != 0 && seen.held == d->out_features) {
         seen.is_holding = true;
         pthread_cond_broadcast(&seen.changed);
@@ -104,7 +106,7 @@ static int begin(void **state)
     options = (fp8gen_jit_options)FP8GEN_JIT_OPTIONS_INIT;
     options.archs = "sm_90a";
     seen.calls = seen.most_inside = seen.failures = seen.damage = 0;
-    seen.held = 0;
+    seen.held = seen.refused = 0;
     if (fp8_context_create(&host, &context) != FP8_OK)
         return 1;
     return fp8_context_set_provider(context, provider, &options) != FP8_OK;
@@ -255,6 +257,9 @@ static void layers_of_a_spec(void **state)
     d.in_features = 64;
     refused(&d, FP8_ERR_ARGUMENT, "a spec or the fields");
     d.in_features = 0;
+    d.fprop = FP8_ACCUMULATION_SPLIT;
+    refused(&d, FP8_ERR_ARGUMENT, "a spec or the fields");
+    d.fprop = FP8_ACCUMULATION_DEFAULT;
     d.spec = "return model \"m\" { layers = { linear \"a\" { in_feature = 64 } } }";
     refused(&d, FP8_ERR_ARGUMENT, "did you mean 'in_features'?");
     assert_non_null(strstr(fp8gen_jit_error(), "spec:1:"));
@@ -286,18 +291,63 @@ static void wrong_descriptions(void **state)
     d.arch = 90;
     refused(&d, FP8_ERR_ARGUMENT, "arch and reserved");
     d = describe(80);
-    d.y_dtype = FP8_DTYPE_E4M3;
-    refused(&d, FP8_ERR_ARGUMENT, "'output'");
-    d = describe(80);
-    d.recipe = "nothing";
-    refused(&d, FP8_ERR_ARGUMENT, "nothing");
     d.recipe = "current { } } os.exit()";
-    refused(&d, FP8_ERR_ARGUMENT, "words");
+    char text[RIG_PATH];
+    refused(&d, FP8_ERR_ARGUMENT, "recipe is \"current { } } os.exit()\"; pass one of the words");
+    assert_int_equal(fp8gen_jit_provider(NULL, &d, text, sizeof(text)), FP8_ERR_ARGUMENT);
+    assert_non_null(strstr(text, "are words"));
+    d = describe(80);
     assert_int_equal(fp8_context_layer(context, &d, NULL), FP8_ERR_ARGUMENT);
     assert_int_equal(fp8_context_layer(NULL, &d, (const fp8_layer **)&d.spec), FP8_ERR_ARGUMENT);
     assert_int_equal(fp8_context_prepare(context, NULL, 1), FP8_ERR_ARGUMENT);
     assert_int_equal(fp8_context_prepare(context, NULL, 0), FP8_OK);
     assert_int_equal(fp8_context_add_bundle(context, NULL), FP8_ERR_ARGUMENT);
+}
+
+/* One field of a description that is good without it: refused at once, by its name, and no provider is asked. */
+static void wrong_fields(void **state)
+{
+    (void)state;
+#define WRONG(field, wrong, part)                                                                  \
+    do {                                                                                           \
+        fp8_layer_description d = describe(80);                                                    \
+        d.field = wrong;                                                                           \
+        refused(&d, FP8_ERR_ARGUMENT, "context_layer: " part);                                     \
+    } while (0)
+#define WRONG_WITH(name, field, wrong, part)                                                       \
+    do {                                                                                           \
+        fp8_layer_description d = describe(80);                                                    \
+        d.recipe = name;                                                                           \
+        d.field = wrong;                                                                           \
+        refused(&d, FP8_ERR_ARGUMENT, "context_layer: " part);                                     \
+    } while (0)
+    WRONG(in_features, (1 << 28) + 1, "in_features is 268435457, not in 1..268435456");
+    WRONG(max_tokens, -1, "max_tokens is -1, not in 0..");
+    WRONG(has_bias, 2, "has_bias is 2, not in 0..1; pass 0 or 1");
+    WRONG(w_dtype, FP8_DTYPE_FP16, "w_dtype is 7 (fp16); pass FP8_DTYPE_BF16, _FP32");
+    WRONG(y_dtype, FP8_DTYPE_E4M3, "y_dtype is 1 (e4m3); pass FP8_DTYPE_BF16, _FP16, _FP32");
+    WRONG(dx_dtype, (fp8_dtype)-1, "dx_dtype is -1 (none)");
+    WRONG(dw_dtype, (fp8_dtype)99, "dw_dtype is 99");
+    WRONG(fprop, (fp8_accumulation)5, "fprop is 5, not in 0..4; pass FP8_ACCUMULATION_");
+    WRONG(dgrad, (fp8_accumulation)6, "dgrad is 6, not in 0..4");
+    WRONG(wgrad, (fp8_accumulation)99, "wgrad is 99, not in 0..4");
+    WRONG(power_of_two, (fp8_switch)3, "power_of_two is 3, not in 0..2");
+    WRONG(calibrate, 2, "calibrate is 2, not in 0..1");
+    WRONG(compute, "fp4", "compute is \"fp4\"; pass one of the words \"fp8\", \"bf16\"");
+    WRONG(recipe, "nothing",
+          "recipe is \"nothing\"; pass one of the words \"current\", \"delayed\"");
+    WRONG(format, "e5m2", "format is \"e5m2\"; pass one of the words \"hybrid\", \"e4m3\"");
+    WRONG(layer, "a", "layer is \"a\", which names a layer of a spec, but spec is NULL");
+    WRONG(history_length, 8, "history_length is given, but recipe \"current\" keeps no history");
+    WRONG(algo, "max", "algo is given, but recipe");
+    WRONG_WITH("delayed", history_length, 65537, "history_length is 65537, not in 0..65536");
+    WRONG_WITH("delayed", margin, 9, "margin is 9, not in 0..8");
+    WRONG_WITH("delayed", algo, "mean",
+               "algo is \"mean\"; pass one of the words \"max\", \"most_recent\"");
+    WRONG_WITH("block", format, "hybrid", "format is \"hybrid\", but recipe \"block\"");
+    WRONG_WITH("block", dgrad, FP8_ACCUMULATION_FAST, "dgrad is 1, but with recipe \"block\"");
+    WRONG_WITH("rowwise_hp_wgrad", wgrad, FP8_ACCUMULATION_256, "wgrad is 3, but with recipe");
+    assert_int_equal(seen.calls, 0);
 }
 
 /* ---- failures ------------------------------------------------------------------------------------------------- */
@@ -444,12 +494,16 @@ static void prepare_makes_all_at_once(void **state)
     /* What the bundles share was compiled once. */
     assert_int_equal(rig_compiled("start amax.cu"), 1);
     assert_int_equal(rig_compiled("start quantize.cu"), 1);
-    d[1].y_dtype = FP8_DTYPE_E5M2;
+    d[1].y_dtype = FP8_DTYPE_E5M2; /* before anything is made */
     d[3].in_features = 72;
-    d[5].y_dtype = FP8_DTYPE_E5M2;
     assert_int_equal(fp8_context_prepare(context, d, COUNT), FP8_ERR_ARGUMENT);
+    assert_non_null(strstr(fp8_last_error(), "description 2 of 6: y_dtype is 2"));
+    assert_int_equal(seen.calls, 4);
+    seen.refused = 1000;
+    d[1] = describe(1000); /* by the provider: all others are made */
+    assert_int_equal(fp8_context_prepare(context, d, COUNT), FP8_ERR_LIBRARY);
     assert_non_null(strstr(fp8_last_error(), "description 2 of 6"));
-    assert_int_equal(seen.calls, 7 - (seen.calls == 6)); /* 2 and 6 are equal: one call or two */
+    assert_int_equal(seen.calls, 6);
 }
 
 /* ---- ranks --------------------------------------------------------------------------------------------------- */
@@ -622,6 +676,11 @@ static void arguments_of_the_library(void **state)
                      FP8GEN_ERR_MACHINE);
     assert_non_null(strstr(fp8gen_jit_error(), "/nonexistent.json"));
     assert_int_equal(fp8gen_jit_provider(NULL, NULL, path, RIG_PATH), FP8_ERR_ARGUMENT);
+    assert_int_equal(fp8gen_jit_bundle(NULL, "t", spec, length, NULL, RIG_PATH),
+                     FP8GEN_ERR_ARGUMENT);
+    assert_non_null(strstr(fp8gen_jit_error(), "path is NULL"));
+    assert_int_equal(fp8gen_jit_provider(NULL, NULL, path, 0), FP8_ERR_ARGUMENT);
+    assert_non_null(strstr(fp8gen_jit_error(), "path_bytes is 0"));
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
@@ -639,6 +698,7 @@ int main(int argc, char **argv)
         TEST(layers_of_a_spec),
         TEST(without_a_provider),
         TEST(wrong_descriptions),
+        TEST(wrong_fields),
         TEST(after_a_failure_the_next_call_tries_again),
         TEST(a_bundle_damaged_before_it_is_opened),
         TEST(what_was_not_prepared_is_logged),

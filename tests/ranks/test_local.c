@@ -2,6 +2,7 @@
  * test_local.c - communicators of threads: what they compute, and that nothing hangs when a rank fails.
  */
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -169,13 +170,55 @@ static void refuse_body(struct rank *rank)
     }
     const fp8_gather_part part = { NULL, data, 4 };
     rank_check(rank, fp8_comm_all_gather(rank->comm, &part, 1, "w", NULL) == FP8_ERR_ARGUMENT);
+    rank_check(rank, says("all_gather of w: send of part 0 is NULL", NULL));
+    rank_check(rank, fp8_comm_all_reduce_max(rank->comm, NULL, 3, "x", NULL) == FP8_ERR_ARGUMENT);
+    rank_check(rank, says("all_reduce_max of x: values is NULL", "3 numbers", NULL));
     rank_check(rank, fp8_comm_poll(rank->comm) == FP8_OK);
+}
+
+/* Four floats a rank, in memory for twice all of them. In place is this rank's piece and no other. */
+static void overlap_body(struct rank *rank)
+{
+    enum { COUNT = 4 };
+    float memory[2 * 3 * COUNT] = { 0 };
+    const int own = rank->rank * COUNT, all = rank->ranks * COUNT;
+    for (int at = 0; at <= all; at++) {
+        const bool fits = at == own || at == all; /* in place, or apart */
+        const fp8_gather_part gather = { memory + at, memory, COUNT * sizeof *memory };
+        const fp8_reduce_part sum = { memory, memory + at, COUNT, FP8_DTYPE_FP32, 0 };
+        if (fits)
+            continue;
+        rank_check(rank,
+                   fp8_comm_all_gather(rank->comm, &gather, 1, "w", NULL) == FP8_ERR_ARGUMENT);
+        rank_check(rank,
+                   says("all_gather of w: recv and send of part 0", "overlap", "rank * 16", NULL));
+        rank_check(rank,
+                   fp8_comm_reduce_scatter(rank->comm, &sum, 1, "dw", NULL) == FP8_ERR_ARGUMENT);
+        rank_check(rank, says("reduce_scatter of dw: send and recv of part 0", "overlap", NULL));
+    }
+    for (int apart = 0; apart < 2; apart++) {
+        const int at = apart ? all : own;
+        const fp8_gather_part gather = { memory + at, memory, COUNT * sizeof *memory };
+        const fp8_reduce_part sum = { memory, memory + at, COUNT, FP8_DTYPE_FP32, 0 };
+        for (int i = 0; i < 2 * all; i++)
+            memory[i] = (float)(rank->rank + 1);
+        rank_check(rank, fp8_comm_all_gather(rank->comm, &gather, 1, "w", NULL) == FP8_OK);
+        for (int i = 0; i < all; i++)
+            rank_check(rank, memory[i] == (float)(i / COUNT + 1));
+        rank_check(rank, fp8_comm_reduce_scatter(rank->comm, &sum, 1, "dw", NULL) == FP8_OK);
+        for (int i = 0; i < COUNT; i++)
+            rank_check(rank, memory[at + i] == (float)((rank->rank + 1) * rank->ranks));
+    }
+    const fp8_gather_part huge = { memory, memory + all, SIZE_MAX };
+    rank_check(rank, fp8_comm_all_gather(rank->comm, &huge, 1, "w", NULL) == FP8_ERR_ARGUMENT);
+    rank_check(rank, says("more than memory has", NULL));
 }
 
 static void test_refused(void **state)
 {
     (void)state;
     ranks_run(2, 20, refuse_body, NULL);
+    ranks_run(3, 20, overlap_body, NULL);
 }
 
 static void max_body(struct rank *rank)
