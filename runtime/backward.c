@@ -56,7 +56,7 @@ static fp8_status check_quantize_dy(const char *call, const fp8_layer *layer,
     FP8_TRY(check_dbias(&check, args->dbias));
     FP8_TRY(fp8_check_flag(call, "accumulate_dbias", args->accumulate_dbias));
     FP8_TRY(fp8_check_found_inf(&check, FP8_PASS_QUANTIZE_DY, args->found_inf));
-    FP8_TRY(fp8_check_state(&check, layer, FP8_PASS_QUANTIZE_DY, &args->call));
+    FP8_TRY(fp8_check_state(&check, FP8_PASS_QUANTIZE_DY, &args->call));
     return fp8_check_call(&check, layer, &args->call);
 }
 

@@ -348,8 +348,9 @@ typedef struct fp8_call {
     fp8_stream stream;
     int32_t max_sms;        /* 0 = as the context says */
     uint32_t flags;         /* FP8_CALL_* */
-    const fp8_state *state; /* recipe "delayed": required by what quantises; other recipes: NULL */
-    int32_t state_layer;    /* index of this layer's weight in the state's list */
+    const fp8_state *state; /* recipe "delayed": required by what quantises, checked and not used by
+                             * all other passes of the layer. Other recipes, shards: NULL */
+    int32_t state_layer; /* index of this layer's weight in the state's list; read with a state */
     uint32_t reserved;
 } fp8_call;
 

@@ -69,10 +69,14 @@ FP8_API fp8_status fp8_state_describe(const fp8_state *state, fp8_state_view *vi
 /* Plain data, little-endian: { char[8] "fp8state", uint32 version (1), uint32 0, int64 tensors, int64
  * length }, then fp32 scale[tensors], fp32 running[tensors], int32 entries[tensors], fp32
  * history[length][tensors] with each tensor's entries at rows 0 .. entries - 1, oldest first.
- * Loading into a state of another history_length keeps the newest entries; the number of tensors must be
- * the same. Scales are taken as saved: the next step changes them. The data is checked before anything is
- * changed. Both block until the stream's earlier work and the copy are done.
- * FP8_ERR_ARGUMENT: NULL, bytes too small, data of another version, of other tensors, or altered. */
+ * Rows behind the entries are 0.
+ * Loading into a state of another history_length keeps the newest entries; the number of tensors must be the
+ * same. Scales are taken as saved: the next step changes them. The data is checked before anything is changed:
+ * its header and size, and that every number is one that a state can have. It carries no checksum: an amax or a
+ * scale that was altered to another good one is taken. Both block until the stream's earlier work and the copy
+ * are done.
+ * FP8_ERR_ARGUMENT: NULL, bytes too small, data of another version, of other tensors, or with a number that no
+ * state has. */
 FP8_API fp8_status fp8_state_bytes(const fp8_state *state, size_t *bytes);
 FP8_API fp8_status fp8_state_save(const fp8_state *state, void *data, size_t bytes,
                                   fp8_stream stream);

@@ -254,11 +254,12 @@ fp8_status fp8_check_found_inf(const struct fp8_check *check, fp8_pass pass,
                                const uint32_t *found_inf);
 /* A given amax: that the recipe can use one. */
 fp8_status fp8_check_amax(const struct fp8_check *check, fp8_role role, const float *amax);
-/* call.state, for a pass (or steps for a given amax) that quantises. */
-fp8_status fp8_check_state(const struct fp8_check *check, const struct fp8_layer *layer,
-                           fp8_pass pass, const fp8_call *call);
+/* call.state is there for a pass (or steps for a given amax) that quantises by one. */
+fp8_status fp8_check_state(const struct fp8_check *check, fp8_pass pass, const fp8_call *call);
+/* call.state is not, for calls that would not look at it. */
+fp8_status fp8_check_no_state(const char *call_name, const fp8_call *call);
 fp8_status fp8_check_flag(const char *call, const char *name, uint32_t flag);
-/* What all calls need of fp8_call; then its workspace. */
+/* What all calls need of fp8_call; then its state, if one is given, and its workspace. */
 fp8_status fp8_check_stream(const char *call_name, const fp8_call *call);
 fp8_status fp8_check_call(const struct fp8_check *check, const struct fp8_layer *layer,
                           const fp8_call *call);

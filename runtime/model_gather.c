@@ -67,6 +67,7 @@ static fp8_status check_update(fp8_model *model, const fp8_model_update_args *ar
                         "%s: version is 0, which means unknown; count from 1, one more after each "
                         "optimizer step",
                         call);
+    FP8_TRY(fp8_check_no_state(call, &args->call));
     if (!args->w && model->comm)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: w is NULL", call);
     for (int i = 0; i < model->weight_count && args->bias; i++) {

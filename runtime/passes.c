@@ -67,7 +67,7 @@ static fp8_status check_weight(const fp8_layer *layer, const fp8_weight_args *ar
                         "optimizer step and for each weight that shares the operand",
                         call);
     FP8_TRY(check_weight_words(&check, args));
-    FP8_TRY(fp8_check_state(&check, layer, weight_pass(args), &args->call));
+    FP8_TRY(fp8_check_state(&check, weight_pass(args), &args->call));
     return fp8_check_call(&check, layer, &args->call);
 }
 
@@ -149,7 +149,7 @@ static fp8_status check_fprop(const fp8_layer *layer, const fp8_fprop_args *args
     FP8_TRY(fp8_check_tensor(&check, FP8_SLOT_Y, args->y));
     FP8_TRY(fp8_check_found_inf(&check, FP8_PASS_FPROP, args->found_inf));
     if (args->x) /* else nothing is quantised */
-        FP8_TRY(fp8_check_state(&check, layer, FP8_PASS_FPROP, &args->call));
+        FP8_TRY(fp8_check_state(&check, FP8_PASS_FPROP, &args->call));
     return fp8_check_call(&check, layer, &args->call);
 }
 

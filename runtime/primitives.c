@@ -67,7 +67,7 @@ static fp8_status check_quantize(const fp8_layer *layer, const fp8_quantize_args
     FP8_TRY(fp8_check_target(&check, "operand", args->role, *copies, args->operand));
     FP8_TRY(fp8_check_word(call, "found_inf", args->found_inf));
     FP8_TRY(fp8_check_amax(&check, args->role, args->amax));
-    FP8_TRY(fp8_check_state(&check, layer, quantize_pass(args), &args->call));
+    FP8_TRY(fp8_check_state(&check, quantize_pass(args), &args->call));
     return fp8_check_call(&check, layer, &args->call);
 }
 

@@ -191,6 +191,7 @@ static fp8_status check_args(const char *call, const fp8_layer *layer, const fp8
         return fp8_fail(args->amax ? FP8_ERR_ALIGNMENT : FP8_ERR_ARGUMENT,
                         "%s: amax is %p; pass a float of the device, aligned to 4 bytes", call,
                         (void *)args->amax);
+    FP8_TRY(fp8_check_no_state(call, &args->call));
     return fp8_check_call(&check, layer, &args->call);
 }
 
@@ -467,6 +468,7 @@ static fp8_status check_unpack(const fp8_layer *layer, const fp8_unpack_args *ar
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: version is 0, which means unknown; count from 1",
                         call);
     FP8_TRY(fp8_check_target(&check, "weight", FP8_ROLE_W, *copies, args->weight));
+    FP8_TRY(fp8_check_no_state(call, &args->call));
     return fp8_check_stream(call, &args->call);
 }
 

@@ -388,8 +388,10 @@ static fp8_status check_tensor_data(const struct data *d, const unsigned char *d
     int32_t entries = word_at(data, d->entries, t);
     bool good = is_amax(scale) && is_amax(1.0f / scale) && (running == -1.0f || is_amax(running)) &&
                 entries >= 0 && entries <= d->header->length;
-    for (int64_t age = 0; good && age < entries; age++)
-        good = is_amax(float_at(data, d->history, age * d->header->tensors + t));
+    for (int64_t age = 0; good && age < d->header->length; age++) {
+        const float amax = float_at(data, d->history, age * d->header->tensors + t);
+        good = age < entries ? is_amax(amax) : amax == 0.0f;
+    }
     return good ? FP8_OK
                 : fp8_fail(FP8_ERR_ARGUMENT,
                            "state_load: the data of tensor %lld holds a number that no state has",

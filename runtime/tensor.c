@@ -339,19 +339,33 @@ fp8_status fp8_check_amax(const struct fp8_check *check, fp8_role role, const fl
     return fp8_check_word(check->call, "amax", amax);
 }
 
-fp8_status fp8_check_state(const struct fp8_check *check, const struct fp8_layer *layer,
-                           fp8_pass pass, const fp8_call *call)
+fp8_status fp8_check_state(const struct fp8_check *check, fp8_pass pass, const fp8_call *call)
+{
+    if (call->state || !check->plan->passes[pass].uses_state)
+        return FP8_OK;
+    return fp8_fail(FP8_ERR_ARGUMENT,
+                    "%s: call.state is NULL, but layer '%s' takes its scales from one; make it "
+                    "with fp8_state_create",
+                    check->call, check->plan->name);
+}
+
+fp8_status fp8_check_no_state(const char *call_name, const fp8_call *call)
+{
+    if (!call->state)
+        return FP8_OK;
+    return fp8_fail(
+        FP8_ERR_ARGUMENT,
+        "%s: call.state is given, but shards take their scale from the amax of the whole "
+        "weight; pass NULL",
+        call_name);
+}
+
+/* A state that is given is this layer's, whether or not the pass quantises. */
+static fp8_status check_given_state(const struct fp8_check *check, const struct fp8_layer *layer,
+                                    const fp8_call *call)
 {
     const struct fp8_layer_plan *plan = check->plan;
     const struct fp8_state *state = call->state;
-    if (!state) {
-        if (!plan->passes[pass].uses_state)
-            return FP8_OK;
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: call.state is NULL, but layer '%s' takes its scales from one; make it "
-                        "with fp8_state_create",
-                        check->call, plan->name);
-    }
     if (plan->places[FP8_PLACE_SCALE] < 0)
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "%s: call.state is given, but layer '%s' (%s) keeps none; pass NULL",
@@ -393,6 +407,8 @@ fp8_status fp8_check_call(const struct fp8_check *check, const struct fp8_layer 
                           const fp8_call *call)
 {
     FP8_TRY(fp8_check_stream(check->call, call));
+    if (call->state)
+        FP8_TRY(check_given_state(check, layer, call));
     if (call->workspace && call->workspace_bytes >= layer->workspace_bytes)
         return FP8_OK;
     size_t bytes = fp8_layer_workspace(layer, check->tokens);

@@ -309,6 +309,10 @@ static void test_refused(void **state)
     assert_true(status == FP8_ERR_SHAPE || status == FP8_ERR_ALIGNMENT);
     args.call.workspace_bytes = 16;
     assert_int_equal(fp8_shard_amax(layers[1], &args), FP8_ERR_WORKSPACE);
+    args.call = call();
+    args.call.state = (const fp8_state *)(const void *)&args; /* not looked into */
+    assert_int_equal(fp8_shard_amax(layers[1], &args), FP8_ERR_ARGUMENT);
+    assert_true(says_word("call.state is given, but shards"));
     free(w);
 }
 

@@ -62,6 +62,7 @@ static void altered_data_is_refused(void **state)
         { 44, 0xC0000000u }, /* running -2 */
         { 56, 3 },           /* entries beyond the length */
         { 56, 0xFFFFFFFFu }, /* -1 */
+        { 56, 0 },           /* fewer than there are: an amax lies behind them */
         { 68, 0xBF800000u }, /* history -1 */
     };
     struct world o;
@@ -107,6 +108,27 @@ static void wrong_states_are_refused(void **state)
     args.call = world_call(&o, 2);
     RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_fprop(o.layer[0], &args));
     rig_expect_sentence("made for 2 layers");
+    args.call.state_layer = INT32_MIN;
+    RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_fprop(o.layer[0], &args));
+    rig_expect_sentence("call.state_layer is -2147483648, but the state was made for 2 layers");
+    args.call = world_call(&o, 0);
+    RIG_OK(fp8_layer_fprop(o.layer[0], &args));
+    /* where nothing is quantised, a state that is given is looked at all the same */
+    fp8_dgrad_args dgrad = FP8_DGRAD_ARGS_INIT;
+    world_fill(&o.dy, 1.0f, 3);
+    world_forward(&o, 0);
+    world_backward(&o, 0);
+    dgrad.grad = &o.grad.op;
+    dgrad.weight = &o.weight.op;
+    dgrad.dx = &o.dx.t;
+    dgrad.call = world_call(&o, 1);
+    RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_dgrad(o.layer[0], &dgrad));
+    rig_expect_sentence("dgrad: call.state_layer is 1");
+    dgrad.call = world_call(&o, 0);
+    RIG_OK(fp8_layer_dgrad(o.layer[0], &dgrad));
+    dgrad.call.state = NULL;
+    dgrad.call.state_layer = INT32_MIN; /* not read */
+    RIG_OK(fp8_layer_dgrad(o.layer[0], &dgrad));
     fp8_state *none = o.state;
     RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_state_create(NULL, 1, &none));
     assert_null(none);
