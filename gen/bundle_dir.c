@@ -244,8 +244,10 @@ static void remove_left(struct gen_bundle_dir *dir, const char *base)
 
 static void unlock(struct gen_bundle_dir *dir)
 {
-    if (dir->locked)
+    if (dir->locked) {
+        (void)flock(dir->lock, LOCK_UN); /* a forked child may have a copy of the descriptor */
         close(dir->lock);
+    }
     dir->locked = false;
 }
 

@@ -14,90 +14,11 @@
 #include "gen/cache.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 #define CUBIN "kernel.cubin"
 #define LOG "log.txt"
-
-/* ---- flights ---------------------------------------------------------------------------------------- */
-
-struct flight {
-    struct flight *next;
-    char hash[33];
-    bool running;
-    int users;
-};
-
-static pthread_mutex_t flight_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t flight_changed = PTHREAD_COND_INITIALIZER;
-static struct flight *flights;
-
-static struct flight **find_flight(const char *hash)
-{
-    struct flight **at = &flights;
-    while (*at != NULL && strcmp((*at)->hash, hash) != 0)
-        at = &(*at)->next;
-    return at;
-}
-
-bool gen_flight_enter(const char hash[33])
-{
-    pthread_mutex_lock(&flight_lock);
-    struct flight *flight = *find_flight(hash);
-    if (flight == NULL && (flight = gen_realloc(NULL, sizeof(*flight))) != NULL) {
-        *flight = (struct flight){ .next = flights };
-        memcpy(flight->hash, hash, sizeof(flight->hash));
-        flights = flight;
-    }
-    if (flight != NULL) {
-        flight->users++;
-        while (flight->running)
-            pthread_cond_wait(&flight_changed, &flight_lock);
-        flight->running = true;
-    }
-    pthread_mutex_unlock(&flight_lock);
-    return flight != NULL;
-}
-
-void gen_flight_leave(const char hash[33])
-{
-    pthread_mutex_lock(&flight_lock);
-    struct flight **at = find_flight(hash), *flight = *at;
-    flight->running = false;
-    if (--flight->users == 0) {
-        *at = flight->next;
-        gen_free(flight);
-    }
-    pthread_cond_broadcast(&flight_changed);
-    pthread_mutex_unlock(&flight_lock);
-}
-
-/* At most one compilation per core runs at a time, however many builds do. */
-static pthread_mutex_t slot_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t slot_freed = PTHREAD_COND_INITIALIZER;
-static long slots_taken;
-
-static void take_slot(void)
-{
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    pthread_mutex_lock(&slot_lock);
-    while (slots_taken >= (cores > 0 ? cores : 1))
-        pthread_cond_wait(&slot_freed, &slot_lock);
-    slots_taken++;
-    pthread_mutex_unlock(&slot_lock);
-}
-
-static void give_slot(void)
-{
-    pthread_mutex_lock(&slot_lock);
-    slots_taken--;
-    pthread_cond_signal(&slot_freed);
-    pthread_mutex_unlock(&slot_lock);
-}
 
 /* ---- keys ------------------------------------------------------------------------------------------- */
 
@@ -178,8 +99,7 @@ struct kept {
     char *log;
 };
 
-static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct kept *kept_kernels;
+static struct kept *kept_kernels; /* under gen_shared_lock */
 
 static void *copy(const void *data, size_t size)
 {
@@ -194,7 +114,7 @@ static void *copy(const void *data, size_t size)
 static bool find_kept(const struct gen_entry *entry, struct gen_job *job)
 {
     bool found = false;
-    pthread_mutex_lock(&kept_lock);
+    gen_shared_lock();
     for (const struct kept *kept = kept_kernels; kept != NULL && !found; kept = kept->next) {
         if (strcmp(kept->hash, entry->hash) != 0 || kept->key_bytes != entry->key_bytes ||
             memcmp(kept->key, entry->key, entry->key_bytes) != 0)
@@ -205,7 +125,7 @@ static bool find_kept(const struct gen_entry *entry, struct gen_job *job)
         job->out_of_memory = job->cubin == NULL || job->log == NULL;
         found = true;
     }
-    pthread_mutex_unlock(&kept_lock);
+    gen_shared_unlock();
     return found;
 }
 
@@ -228,10 +148,10 @@ static void keep(const struct gen_entry *entry, const struct gen_job *job)
         gen_free(kept);
         return;
     }
-    pthread_mutex_lock(&kept_lock);
+    gen_shared_lock();
     kept->next = kept_kernels;
     kept_kernels = kept;
-    pthread_mutex_unlock(&kept_lock);
+    gen_shared_unlock();
 }
 
 /* ---- hit and miss ------------------------------------------------------------------------------------- */
@@ -249,15 +169,21 @@ static void take_file(void *user, const char *file, void *data, size_t size)
     }
 }
 
+struct damage {
+    bool found;
+    int error; /* 0: not as it was written */
+};
+
 static bool load(const struct gen_store *store, const struct gen_entry *entry, struct gen_job *job,
-                 bool *damaged)
+                 struct damage *damage)
 {
     enum gen_found found = gen_entry_find(store, entry, take_file, job);
+    damage->error = found == GEN_DAMAGED ? errno : 0;
     if (found == GEN_FOUND && job->cubin != NULL && job->log != NULL)
         return true;
     gen_job_free(job);
     job->cubin_bytes = 0;
-    *damaged = found != GEN_MISSING;
+    damage->found = found != GEN_MISSING;
     return find_kept(entry, job);
 }
 
@@ -295,23 +221,12 @@ static void save(const struct gen_store *store, struct gen_entry entry, struct g
     keep(&entry, job);
 }
 
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 static void compile(const struct gen_store *store, const struct gen_nvrtc *nvrtc,
                     const struct gen_entry *entry, struct gen_job *job)
 {
-    take_slot();
-    int64_t start = now_ms();
     gen_compile(nvrtc, job);
-    int64_t end = now_ms();
-    give_slot();
     gen_log(&store->log, GEN_LOG_INFO, "compiled %s for %s in %lld ms", job->kernel->unit,
-            job->arch, (long long)(end - start));
+            job->arch, (long long)job->milliseconds);
     save(store, *entry, job);
 }
 
@@ -319,17 +234,16 @@ static void compile(const struct gen_store *store, const struct gen_nvrtc *nvrtc
 static void make(const struct gen_store *store, const struct gen_nvrtc *nvrtc,
                  const struct gen_entry *entry, struct gen_job *job)
 {
-    bool entered = gen_flight_enter(entry->hash), damaged = false;
-    if (!load(store, entry, job, &damaged)) {
-        int lock = gen_store_lock(store, entry);
-        if (lock < 0 || !load(store, entry, job, &damaged)) {
-            if (damaged)
-                gen_log(&store->log, GEN_LOG_INFO,
-                        "the cached kernel %s.%s is damaged: it is rebuilt", entry->stem,
-                        entry->hash);
+    bool entered = gen_flight_enter(entry->hash);
+    struct damage damage;
+    if (!load(store, entry, job, &damage)) {
+        gen_store_lock(store, entry);
+        if (!load(store, entry, job, &damage)) {
+            if (damage.found)
+                gen_entry_log_damage(store, entry, damage.error);
             compile(store, nvrtc, entry, job);
         }
-        gen_store_unlock(store, entry, lock);
+        gen_store_unlock(store, entry);
     }
     if (entered)
         gen_flight_leave(entry->hash);
@@ -339,11 +253,11 @@ void gen_cached_compile(const struct gen_store *store, const struct gen_nvrtc *n
                         struct gen_job *job)
 {
     struct buf key = { 0 };
-    bool damaged;
+    struct damage damage;
     if (make_key(nvrtc, job, &key)) {
         struct gen_entry entry = { GEN_KERNELS, job->kernel->unit, "", key.data, key.size };
         gen_hash(key.data, key.size, entry.hash);
-        if (!load(store, &entry, job, &damaged))
+        if (!load(store, &entry, job, &damage))
             make(store, nvrtc, &entry, job);
     } else {
         gen_compile(nvrtc, job);

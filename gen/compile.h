@@ -32,6 +32,7 @@ struct gen_job {
     /* Set by gen_compile; the last three are heap memory, freed by gen_job_free. */
     bool out_of_memory;
     int result; /* nvrtcResult */
+    int64_t milliseconds;
     size_t cubin_bytes;
     unsigned char *cubin;
     char *log;
@@ -45,7 +46,7 @@ struct gen_job {
 fp8gen_status gen_nvrtc_open(struct fp8gen *gen);
 /* Whether the opened NVRTC knows the arch; reports if not. */
 fp8gen_status gen_nvrtc_check_arch(struct fp8gen *gen, const char *arch);
-/* Compiles one job. Touches nothing of the session; any thread. */
+/* Compiles one job, when one of the slots is free. Touches nothing of the session; any thread. */
 void gen_compile(const struct gen_nvrtc *nvrtc, struct gen_job *job);
 const char *gen_nvrtc_error(const struct gen_nvrtc *nvrtc, int result);
 const char *gen_nvrtc_version(const struct gen_nvrtc *nvrtc);

@@ -177,7 +177,10 @@ typedef struct fp8gen_jit_options {
  * cache, or built and put there. `spec` need not end in NUL; `name` stands for its path in diagnostics.
  * options may be NULL. Any thread of any process: equal bundles and equal kernels are made once. Blocks
  * while it compiles, other calls only where they want the same. Where the cache cannot be written, the
- * bundle lies in memory (/dev/shm, or a temporary folder) until this process ends.
+ * bundle lies in memory (/dev/shm, or a temporary folder) until this process ends. A forked child may call
+ * this, too: it waits for no thread of its parent, and what is private to a process is not shared. A fork
+ * waits for the kernels that other threads compile at that moment (a second at most). Sessions and contexts
+ * stay the parent's.
  * On failure path is "" and fp8gen_jit_error says why. */
 FP8GEN_API fp8gen_status fp8gen_jit_bundle(const fp8gen_jit_options *options, const char *name,
                                            const char *spec, size_t length, char *path,
@@ -206,7 +209,7 @@ typedef struct fp8gen_cache_entry {
     const char *kind; /* "kernels", "bundles", or "failed": sources and logs that did not compile */
     const char *name; /* "<kernel>.<128-bit hash of its key>", its folder in <cache>/<kind> */
     uint64_t bytes;
-    int64_t used; /* the last time, within ten minutes, in seconds since 1970 */
+    int64_t used; /* the last time, within half a minute, in seconds since 1970 */
 } fp8gen_cache_entry;
 
 /* Calls each for every entry, by kind and name; with verify = 1 their files are read and compared with the
@@ -219,7 +222,7 @@ FP8GEN_API fp8gen_status fp8gen_cache_list(const char *dir, uint32_t verify,
 /* Removes the entries used longest ago until at most max_size is left ("512M"; NULL: $FP8GEN_CACHE_SIZE, or
  * 1G), and what killed processes left. Every build that adds to the cache does that by itself, but keeps
  * what was used within the last minute. *removed: bytes. FP8GEN_ERR_ARGUMENT: max_size, or the variable, is no
- * size. */
+ * size; FP8GEN_ERR_MACHINE: something may not be removed (which, and why); the rest is removed all the same. */
 FP8GEN_API fp8gen_status fp8gen_cache_trim(const char *dir, const char *max_size,
                                            uint64_t *removed);
 

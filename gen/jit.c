@@ -7,26 +7,20 @@
  * evaluates no Lua and expands no template. Kernels have keys of their own (cache.c): what two
  * bundles share is compiled once.
  *
- * One of the two places that know both public headers. Opens no device.
+ * Where the cache cannot be written, a bundle is this process's alone (jit_private.c). Opens no
+ * device.
  */
 #include "gen/cache.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "runtime/bundle_format.h"
-#include "runtime/fp8.h"
-#include "runtime/fp8_jit.h"
 
 #define STEM "bundle"
-#define FOLDER "bundle"
 
 static const fp8gen_jit_options default_options = FP8GEN_JIT_OPTIONS_INIT;
 
@@ -76,23 +70,24 @@ struct request {
 /* The version of this process's NVRTC, asked for once. */
 static fp8gen_status nvrtc_version(char version[32])
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static char known[32];
-    fp8gen_status status = FP8GEN_OK;
-    pthread_mutex_lock(&lock);
-    if (known[0] == '\0') {
-        fp8gen *gen = NULL;
-        const char *path, *found;
-        status = fp8gen_open(NULL, &gen);
-        if (status == FP8GEN_OK)
-            status = fp8gen_nvrtc(gen, &path, &found);
-        if (status == FP8GEN_OK)
-            snprintf(known, sizeof(known), "%s", found);
-        status = close_session(gen, status);
-    }
+    gen_shared_lock();
     memcpy(version, known, sizeof(known));
-    pthread_mutex_unlock(&lock);
-    return status;
+    gen_shared_unlock();
+    if (version[0] != '\0')
+        return FP8GEN_OK;
+    fp8gen *gen = NULL;
+    const char *path, *found;
+    fp8gen_status status = fp8gen_open(NULL, &gen);
+    if (status == FP8GEN_OK)
+        status = fp8gen_nvrtc(gen, &path, &found);
+    if (status == FP8GEN_OK) {
+        snprintf(version, sizeof(known), "%s", found);
+        gen_shared_lock();
+        memcpy(known, version, sizeof(known));
+        gen_shared_unlock();
+    }
+    return close_session(gen, status);
 }
 
 static char embedded_hash[33];
@@ -138,6 +133,13 @@ static fp8gen_status put_templates(struct buf *key, const char *folder)
     if (count < 0)
         return gen_jit_fail(FP8GEN_ERR_MACHINE, "error: cannot read the templates in %s: %s\n",
                             folder, strerror(errno));
+    if (count == 0) {
+        free(list);
+        return gen_jit_fail(FP8GEN_ERR_MACHINE,
+                            "error: the folder %s has no templates: it holds no *.cu and no *.cuh\n"
+                            "  hint: template_dir = NULL takes the built-in ones\n",
+                            folder);
+    }
     struct fp8gen *gen = NULL;
     fp8gen_options options = FP8GEN_OPTIONS_INIT;
     options.template_dir = folder;
@@ -210,19 +212,20 @@ static int adopt_bundle(struct gen_writer *writer)
 {
     struct buf kernels = { 0 };
     struct dirent **list = NULL;
-    buf_printf(&kernels, "%s/" FOLDER "/" FP8_BUNDLE_KERNEL_DIR, writer->path);
+    buf_printf(&kernels, "%s/" GEN_BUNDLE_FOLDER "/" FP8_BUNDLE_KERNEL_DIR, writer->path);
     int count = kernels.failed ? 0 : scandir(kernels.data, &list, NULL, alphasort);
     int error = kernels.failed ? ENOMEM : count < 0 ? errno : 0;
     for (int i = 0; i < count; i++) {
         char name[512];
-        snprintf(name, sizeof(name), FOLDER "/" FP8_BUNDLE_KERNEL_DIR "/%s", list[i]->d_name);
+        snprintf(name, sizeof(name), GEN_BUNDLE_FOLDER "/" FP8_BUNDLE_KERNEL_DIR "/%s",
+                 list[i]->d_name);
         if (error == 0 && list[i]->d_name[0] != '.')
             error = gen_writer_adopt(writer, name);
         free(list[i]);
     }
     free(list);
     buf_free(&kernels);
-    return error != 0 ? error : gen_writer_adopt(writer, FOLDER "/" FP8_BUNDLE_MANIFEST);
+    return error != 0 ? error : gen_writer_adopt(writer, GEN_BUNDLE_FOLDER "/" FP8_BUNDLE_MANIFEST);
 }
 
 /* Builds into the cache. *error: what the folder of the cache refuses; then the bundle may still be built
@@ -235,7 +238,7 @@ static fp8gen_status build_cached(const struct request *request, const struct ge
     *error = gen_writer_begin(&writer, &request->store, entry);
     if (*error == 0) {
         struct buf output = { 0 };
-        buf_printf(&output, "%s/" FOLDER, writer.path);
+        buf_printf(&output, "%s/" GEN_BUNDLE_FOLDER, writer.path);
         status = output.failed ? fail_memory() : build(request, output.data);
         buf_free(&output);
         if (status == FP8GEN_OK)
@@ -247,79 +250,25 @@ static fp8gen_status build_cached(const struct request *request, const struct ge
     return status;
 }
 
-/* ---- bundles of this process alone -------------------------------------------------------------------------- */
-
-struct private_bundle {
-    struct private_bundle *next;
-    char hash[33];
-    char path[512]; /* of the folder around the bundle */
-};
-
-static pthread_mutex_t private_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct private_bundle *private_bundles;
-static pid_t private_owner;
-
-__attribute__((destructor)) static void remove_private(void)
-{
-    for (struct private_bundle *at = private_bundles; at != NULL; at = at->next)
-        if (private_owner == getpid())
-            gen_remove_tree(AT_FDCWD, at->path);
-}
-
-static bool find_private(const char *hash, struct buf *path)
-{
-    bool found = false;
-    pthread_mutex_lock(&private_lock);
-    for (struct private_bundle *at = private_bundles; at != NULL && !found; at = at->next)
-        if (strcmp(at->hash, hash) == 0 && private_owner == getpid()) {
-            buf_printf(path, "%s/" FOLDER, at->path);
-            found = true;
-        }
-    pthread_mutex_unlock(&private_lock);
-    return found;
-}
-
-static bool make_private_folder(char path[512])
-{
-    const char *temporary = getenv("TMPDIR");
-    const char *const parents[] = { "/dev/shm", temporary != NULL ? temporary : "/tmp", "/tmp" };
-    for (size_t i = 0; i < sizeof(parents) / sizeof(parents[0]); i++) {
-        snprintf(path, 512, "%s/fp8gen.XXXXXX", parents[i]);
-        if (mkdtemp(path) != NULL)
-            return true;
-    }
-    return false;
-}
-
+/* Builds where only this process finds it. */
 static fp8gen_status build_private(const struct request *request, const struct gen_entry *entry,
                                    struct buf *path)
 {
-    struct private_bundle *made = gen_realloc(NULL, sizeof(*made));
-    if (made == NULL)
+    struct gen_private_bundle *made = gen_private_begin(entry->hash);
+    if (made == NULL && errno == ENOMEM)
         return fail_memory();
-    memcpy(made->hash, entry->hash, sizeof(made->hash));
-    if (!make_private_folder(made->path)) {
-        gen_free(made);
+    if (made == NULL)
         return gen_jit_fail(FP8GEN_ERR_MACHINE,
                             "error: the cache %s cannot be written, and neither can /dev/shm, "
                             "$TMPDIR and /tmp: %s\n",
                             request->store.path != NULL ? request->store.path : "",
                             strerror(errno));
-    }
     struct buf output = { 0 };
-    buf_printf(&output, "%s/" FOLDER, made->path);
+    buf_printf(&output, "%s/" GEN_BUNDLE_FOLDER, made->path);
     fp8gen_status status = output.failed ? fail_memory() : build(request, output.data);
-    if (status == FP8GEN_OK) {
+    if (status == FP8GEN_OK)
         buf_puts(path, output.data);
-        pthread_mutex_lock(&private_lock);
-        private_owner = getpid();
-        made->next = private_bundles;
-        private_bundles = made;
-        pthread_mutex_unlock(&private_lock);
-    } else {
-        gen_remove_tree(AT_FDCWD, made->path);
-        gen_free(made);
-    }
+    gen_private_end(made, status == FP8GEN_OK);
     buf_free(&output);
     return status;
 }
@@ -330,9 +279,13 @@ static enum gen_found find(const struct request *request, const struct gen_entry
                            struct buf *path)
 {
     enum gen_found found = gen_entry_find(&request->store, entry, NULL, NULL);
-    if (found != GEN_FOUND)
-        return find_private(entry->hash, path) ? GEN_FOUND : found;
-    char *folder = gen_entry_path(&request->store, entry, FOLDER);
+    if (found != GEN_FOUND) {
+        int error = errno; /* of a damaged one */
+        found = gen_private_find(entry->hash, path) ? GEN_FOUND : found;
+        errno = error;
+        return found;
+    }
+    char *folder = gen_entry_path(&request->store, entry, GEN_BUNDLE_FOLDER);
     buf_puts(path, folder != NULL ? folder : "");
     path->failed = path->failed || folder == NULL;
     gen_free(folder);
@@ -343,19 +296,18 @@ static enum gen_found find(const struct request *request, const struct gen_entry
 static fp8gen_status make_cached(const struct request *request, const struct gen_entry *entry,
                                  struct buf *path, int *error)
 {
-    int lock = gen_store_lock(&request->store, entry);
+    gen_store_lock(&request->store, entry);
     fp8gen_status status = FP8GEN_OK;
     *error = 0;
     enum gen_found found = find(request, entry, path);
     if (found != GEN_FOUND) {
         if (found == GEN_DAMAGED)
-            gen_log(&request->store.log, GEN_LOG_INFO,
-                    "the cached bundle %s is damaged: it is rebuilt", entry->hash);
+            gen_entry_log_damage(&request->store, entry, errno);
         status = build_cached(request, entry, error);
         if (status == FP8GEN_OK && *error == 0 && find(request, entry, path) != GEN_FOUND)
             *error = EIO;
     }
-    gen_store_unlock(&request->store, entry, lock);
+    gen_store_unlock(&request->store, entry);
     return status;
 }
 
@@ -452,148 +404,4 @@ fp8gen_status fp8gen_jit_bundle(const fp8gen_jit_options *options, const char *n
     buf_free(&found);
     gen_store_close(&request.store);
     return status;
-}
-
-/* ---- the provider of a context ---------------------------------------------------------------------------------- */
-
-static const char *dtype_word(fp8_dtype dtype, char word[24])
-{
-    switch (dtype) {
-    case FP8_DTYPE_BF16:
-        return "bf16";
-    case FP8_DTYPE_FP32:
-        return "fp32";
-    case FP8_DTYPE_FP16:
-        return "fp16";
-    default: /* the spec's own check names the choices */
-        snprintf(word, 24, "dtype%d", (int)dtype);
-        return word;
-    }
-}
-
-static void put_dtype(struct buf *spec, const char *field, fp8_dtype dtype)
-{
-    char word[24];
-    if (dtype != FP8_DTYPE_NONE)
-        buf_printf(spec, "    %s = \"%s\",\n", field, dtype_word(dtype, word));
-}
-
-static void put_accumulation(struct buf *spec, const char *pass, fp8_accumulation accumulation)
-{
-    static const char *const words[] = { NULL, "\"fast\"", "\"split\"", "256", "512" };
-    if (accumulation > FP8_ACCUMULATION_DEFAULT && accumulation <= FP8_ACCUMULATION_512)
-        buf_printf(spec, " %s = %s,", pass, words[accumulation]);
-}
-
-/* Words enter the text of the spec: letters, digits and '_' alone. */
-static bool is_word(const char *text)
-{
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
-    return text == NULL || (text[0] != '\0' && strspn(text, letters) == strlen(text));
-}
-
-/* What is not said is the recipe's default. */
-static void put_recipe(struct buf *spec, const fp8_layer_description *d)
-{
-    buf_printf(spec, "    recipe = recipe.%s { ", d->recipe != NULL ? d->recipe : "current");
-    if (d->format != NULL)
-        buf_printf(spec, "format = \"%s\", ", d->format);
-    if (d->power_of_two != FP8_DEFAULT)
-        buf_printf(spec, "power_of_two = %s, ", d->power_of_two == FP8_ON ? "true" : "false");
-    if (d->history_length > 0)
-        buf_printf(spec, "history_length = %" PRId64 ", ", d->history_length);
-    if (d->algo != NULL)
-        buf_printf(spec, "algo = \"%s\", ", d->algo);
-    if (d->margin != 0)
-        buf_printf(spec, "margin = %d, ", (int)d->margin);
-    if (d->calibrate)
-        buf_puts(spec, "calibrate = true, ");
-    buf_puts(spec, "},\n    accumulation = {");
-    put_accumulation(spec, "fprop", d->fprop);
-    put_accumulation(spec, "dgrad", d->dgrad);
-    put_accumulation(spec, "wgrad", d->wgrad);
-    buf_puts(spec, " },\n");
-}
-
-static void put_spec(struct buf *spec, const fp8_layer_description *d)
-{
-    buf_printf(spec, "return model \"jit\" { layers = { linear \"layer\" {\n");
-    buf_printf(spec, "    in_features = %" PRId64 ", out_features = %" PRId64 ",\n", d->in_features,
-               d->out_features);
-    buf_printf(spec, "    tokens = %" PRId64 ", max_tokens = %" PRId64 ", bias = %s,\n",
-               d->tokens != 0 ? d->tokens : d->max_tokens,
-               d->max_tokens != 0 ? d->max_tokens : d->tokens, d->has_bias ? "true" : "false");
-    put_dtype(spec, "weight", d->w_dtype);
-    put_dtype(spec, "output", d->y_dtype);
-    put_dtype(spec, "grad_input", d->dx_dtype);
-    put_dtype(spec, "grad_weight", d->dw_dtype);
-    if (d->compute != NULL && strcmp(d->compute, "fp8") != 0)
-        buf_printf(spec, "    compute = \"%s\",\n", d->compute);
-    else
-        put_recipe(spec, d);
-    buf_puts(spec, "} } }\n");
-}
-
-static const char *device_archs(int32_t arch, char text[16])
-{
-    if (arch == 0)
-        return "none";
-    snprintf(text, 16, "sm_%da", (int)arch);
-    return text;
-}
-
-static fp8_status to_fp8(fp8gen_status status)
-{
-    switch (status) {
-    case FP8GEN_OK:
-        return FP8_OK;
-    case FP8GEN_ERR_SPEC:
-    case FP8GEN_ERR_ARGUMENT:
-        return FP8_ERR_ARGUMENT;
-    case FP8GEN_ERR_MACHINE:
-        return FP8_ERR_LIBRARY;
-    case FP8GEN_ERR_INTERNAL:
-        break;
-    }
-    return FP8_ERR_INTERNAL;
-}
-
-static fp8gen_status provide(const fp8gen_jit_options *given, const fp8_layer_description *d,
-                             char *path, size_t path_bytes)
-{
-    if (d == NULL || d->size != sizeof(*d))
-        return gen_jit_fail(
-            FP8GEN_ERR_ARGUMENT,
-            "error: the description of the layer is %s; libfp8 and libfp8gen are of "
-            "different versions\n",
-            d == NULL ? "NULL" : "of another size");
-    if (given != NULL && given->size != sizeof(*given))
-        return check_arguments(given, "", "");
-    if (!is_word(d->recipe) || !is_word(d->format) || !is_word(d->compute) || !is_word(d->algo))
-        return gen_jit_fail(FP8GEN_ERR_ARGUMENT,
-                            "error: recipe, format, compute and algo of a layer are words\n");
-    fp8gen_jit_options options = given != NULL ? *given : default_options;
-    char archs[16];
-    if (options.archs == NULL)
-        options.archs = device_archs(d->arch, archs);
-    if (d->spec != NULL)
-        return fp8gen_jit_bundle(&options, "spec", d->spec, strlen(d->spec), path, path_bytes);
-    struct buf spec = { 0 };
-    put_spec(&spec, d);
-    fp8gen_status status =
-        spec.failed ? fail_memory()
-                    : fp8gen_jit_bundle(&options, "layer", spec.data, spec.size, path, path_bytes);
-    buf_free(&spec);
-    return status;
-}
-
-int fp8gen_jit_provider(void *user, const struct fp8_layer_description *description, char *path,
-                        size_t path_bytes)
-{
-    if (path == NULL || path_bytes == 0)
-        return to_fp8(no_room(path));
-    fp8gen_status status = provide(user, description, path, path_bytes);
-    if (status != FP8GEN_OK)
-        snprintf(path, path_bytes, "%s", last_error);
-    return to_fp8(status);
 }

@@ -8,11 +8,12 @@
  * numbers that kernels give are compared bit for bit. -v makes ptxas report spills, which
  * nvrtc_log.c refuses. Knows nothing of plans beyond the one kernel, and of no device.
  */
-#include "gen/compile.h"
+#include "gen/cache.h"
 
 #include <nvrtc.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "runtime/dynlib.h"
 
@@ -227,6 +228,13 @@ static void compile_with(const struct gen_nvrtc *nvrtc, struct gen_job *job, con
     nvrtc->destroy(&program);
 }
 
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 void gen_compile(const struct gen_nvrtc *nvrtc, struct gen_job *job)
 {
     size_t count = (size_t)job->sources->count;
@@ -235,7 +243,11 @@ void gen_compile(const struct gen_nvrtc *nvrtc, struct gen_job *job)
         job->out_of_memory = true;
         return;
     }
+    gen_slot_take();
+    int64_t start = now_ms();
     compile_with(nvrtc, job, lists, lists + count);
+    job->milliseconds = now_ms() - start;
+    gen_slot_give();
     gen_free(lists);
 }
 

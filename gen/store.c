@@ -10,26 +10,26 @@
  * through the descriptor of the entry's folder, so that an entry replaced meanwhile is seen old or
  * new, not mixed.
  */
-#include "gen/store.h"
+#include "gen/cache.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #define SUMS "sums"
-#define LOCKS "locks"
 #define TEMPORARY ".tmp."
 
-enum { FILE_BYTES_MAX = 1 << 28, FILE_NAME_MAX = 300, KEEP_SECONDS = 60 };
+enum { FILE_BYTES_MAX = 1 << 28, FILE_NAME_MAX = 300 };
+/* The time of an entry's last use is written if it is older than TOUCH; a build removes nothing that was
+ * used within the last minute, whether or not that was written. */
+enum { TOUCH_SECONDS = 30, KEEP_SECONDS = 60 + TOUCH_SECONDS };
 
 static _Atomic int64_t commits; /* of this process, into any cache */
 
@@ -117,19 +117,18 @@ static int open_folder(int parent, const char *name)
 void gen_store_warn(const struct gen_store *store, const char *what, int error)
 {
     enum { WARNED_MAX = 32 };
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static char warned[WARNED_MAX][33];
     static int count;
     char hash[33];
     const char *path = store->path != NULL ? store->path : "";
     gen_hash(path, strlen(path), hash);
-    pthread_mutex_lock(&lock);
+    gen_shared_lock();
     bool known = false;
     for (int i = 0; i < count && !known; i++)
         known = memcmp(warned[i], hash, sizeof(hash)) == 0;
     if (!known && count < WARNED_MAX)
         memcpy(warned[count++], hash, sizeof(hash));
-    pthread_mutex_unlock(&lock);
+    gen_shared_unlock();
     if (!known)
         gen_log(&store->log, GEN_LOG_WARNING,
                 "the cache %s%s%s: %s; what is compiled stays in memory and is compiled again next "
@@ -181,8 +180,13 @@ void gen_store_open(struct gen_store *store, const char *dir, struct gen_log log
 void gen_store_close(struct gen_store *store)
 {
     uint64_t removed;
+    struct gen_refusal refusal = { 0 };
     if (store->fd >= 0 && store->commits != atomic_load(&commits))
-        gen_store_trim(store, gen_store_limit(store), KEEP_SECONDS, &removed);
+        gen_store_trim(store, gen_store_limit(store), KEEP_SECONDS, &removed, &refusal);
+    if (refusal.count > 0)
+        gen_log(&store->log, GEN_LOG_WARNING,
+                "the cache %s cannot be kept within its size: cannot %s %s: %s", store->path,
+                refusal.what, refusal.name, strerror(refusal.error));
     if (store->fd >= 0)
         close(store->fd);
     gen_free(store->path);
@@ -272,11 +276,13 @@ static bool is_file_name(const char *name)
     return name[0] != '\0' && name[0] != '/' && name[0] != '.' && strstr(name, "..") == NULL;
 }
 
-/* Checks the file of one line of sums: "<hash> <bytes> <name>". */
+/* Checks the file of one line of sums: "<hash> <bytes> <name>". This and the next two set errno if they
+ * fail: 0 = not as it was written, else why it cannot be read. */
 static bool check_line(int folder, const char *line, gen_take take, void *user)
 {
     char hash[33], name[FILE_NAME_MAX], actual[33];
     unsigned long long bytes;
+    errno = 0;
     if (sscanf(line, "%32s %llu %299s", hash, &bytes, name) != 3 || !is_file_name(name))
         return false;
     size_t size = 0;
@@ -289,6 +295,7 @@ static bool check_line(int folder, const char *line, gen_take take, void *user)
         take(user, name, data, size);
     else
         gen_free(data);
+    errno = 0;
     return good;
 }
 
@@ -303,6 +310,7 @@ static bool check_sums(int folder, gen_take take, void *user)
     for (char *at = text; (at = strstr(at, "\nend ")) != NULL; at++)
         last = at + 1;
     gen_hash(text, (size_t)(last - text), hash);
+    errno = 0;
     bool good = sscanf(last, "end %32s", wanted) == 1 && strcmp(hash, wanted) == 0;
     for (char *line = text; good && line < last;) {
         char *end = strchr(line, '\n');
@@ -310,7 +318,9 @@ static bool check_sums(int folder, gen_take take, void *user)
         good = check_line(folder, line, take, user);
         line = end + 1;
     }
+    int error = errno;
     gen_free(text);
+    errno = error;
     return good;
 }
 
@@ -318,17 +328,20 @@ static bool equals_key(int folder, const struct gen_entry *entry)
 {
     size_t size = 0;
     char *key = read_file(folder, key_files[entry->kind], &size);
-    bool equal =
-        key != NULL && size == entry->key_bytes && memcmp(key, entry->key, entry->key_bytes) == 0;
+    if (key == NULL)
+        return false;
+    bool equal = size == entry->key_bytes && memcmp(key, entry->key, entry->key_bytes) == 0;
     gen_free(key);
+    errno = 0;
     return equal;
 }
 
-/* An entry counts as used when its sums was touched; not written more often than every ten minutes. */
+/* An entry counts as used when its sums was touched. */
 static void touch(int folder)
 {
     struct stat info;
-    if (fstatat(folder, SUMS, &info, AT_SYMLINK_NOFOLLOW) == 0 && time(NULL) - info.st_mtime > 600)
+    if (fstatat(folder, SUMS, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+        time(NULL) - info.st_mtime >= TOUCH_SECONDS)
         (void)utimensat(folder, SUMS, NULL, AT_SYMLINK_NOFOLLOW);
 }
 
@@ -349,6 +362,14 @@ static void entry_name(const struct gen_entry *entry, char name[FILE_NAME_MAX])
     snprintf(name, FILE_NAME_MAX, "%s.%s", entry->stem, entry->hash);
 }
 
+/* An entry without a file that it should have is as damaged as one with a wrong one. */
+static enum gen_found close_damaged(int fd, int error)
+{
+    close(fd);
+    errno = error == ENOENT ? 0 : error;
+    return GEN_DAMAGED;
+}
+
 enum gen_found gen_entry_find(const struct gen_store *store, const struct gen_entry *entry,
                               gen_take take, void *user)
 {
@@ -359,11 +380,11 @@ enum gen_found gen_entry_find(const struct gen_store *store, const struct gen_en
     int fd = open_entry(store, entry->kind, name);
     if (fd < 0)
         return errno == ENOENT ? GEN_MISSING : GEN_DAMAGED;
-    bool good = equals_key(fd, entry) && check_sums(fd, take, user);
-    if (good)
-        touch(fd);
+    if (!equals_key(fd, entry) || !check_sums(fd, take, user))
+        return close_damaged(fd, errno);
+    touch(fd);
     close(fd);
-    return good ? GEN_FOUND : GEN_DAMAGED;
+    return GEN_FOUND;
 }
 
 enum gen_found gen_entry_verify(const struct gen_store *store, enum gen_kind kind, const char *name)
@@ -371,9 +392,23 @@ enum gen_found gen_entry_verify(const struct gen_store *store, enum gen_kind kin
     int fd = open_entry(store, kind, name);
     if (fd < 0)
         return errno == ENOENT ? GEN_MISSING : GEN_DAMAGED;
-    bool good = check_sums(fd, NULL, NULL);
+    if (!check_sums(fd, NULL, NULL))
+        return close_damaged(fd, errno);
     close(fd);
-    return good ? GEN_FOUND : GEN_DAMAGED;
+    return GEN_FOUND;
+}
+
+void gen_entry_log_damage(const struct gen_store *store, const struct gen_entry *entry, int error)
+{
+    static const char *const words[GEN_KIND_COUNT] = { "kernel", "bundle", "failure" };
+    if (error == 0)
+        gen_log(&store->log, GEN_LOG_INFO, "the cached %s %s.%s is damaged: it is rebuilt",
+                words[entry->kind], entry->stem, entry->hash);
+    else
+        gen_log(&store->log, GEN_LOG_INFO,
+                "the cached %s %s/%s/%s.%s cannot be read (%s): it is built again",
+                words[entry->kind], store->path, gen_kind_names[entry->kind], entry->stem,
+                entry->hash, strerror(error));
 }
 
 /* ---- writing -------------------------------------------------------------------------------------- */
@@ -539,38 +574,4 @@ void gen_writer_abandon(struct gen_writer *writer)
     gen_free(writer->path);
     buf_free(&writer->sums);
     *writer = (struct gen_writer){ .fd = -1 };
-}
-
-/* ---- one maker at a time ------------------------------------------------------------------------------ */
-
-/* A lock only saves work: entries are right without it. So whatever goes wrong here means "go on". */
-int gen_store_lock(const struct gen_store *store, const struct gen_entry *entry)
-{
-    if (store->fd < 0 || make_inside(store, LOCKS) != 0)
-        return -1;
-    char name[64], folder[FILE_NAME_MAX];
-    snprintf(name, sizeof(name), LOCKS "/%s", entry->hash);
-    entry_name(entry, folder);
-    int fd = openat(store->fd, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    int64_t waited_us = 0, nap_us = 1000;
-    while (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        if ((errno != EWOULDBLOCK && errno != EINTR) || waited_us > 120 * 1000000ll) {
-            close(fd);
-            return -1;
-        }
-        usleep((useconds_t)nap_us);
-        waited_us += nap_us;
-        nap_us = nap_us < 30000 ? nap_us * 2 : nap_us;
-    }
-    return fd;
-}
-
-void gen_store_unlock(const struct gen_store *store, const struct gen_entry *entry, int lock)
-{
-    if (lock < 0)
-        return;
-    char name[64];
-    snprintf(name, sizeof(name), LOCKS "/%s", entry->hash);
-    (void)unlinkat(store->fd, name, 0);
-    close(lock);
 }

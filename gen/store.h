@@ -17,6 +17,7 @@
 #include "gen/internal.h"
 
 #define GEN_CACHE_VERSION 1
+#define GEN_LOCKS "locks" /* the folder of the locks */
 
 /* As fp8_log_level, so that one callback serves both libraries. */
 enum { GEN_LOG_WARNING = 2, GEN_LOG_INFO = 3 };
@@ -63,6 +64,7 @@ void gen_store_warn(const struct gen_store *store, const char *what, int error);
 char *gen_entry_path(const struct gen_store *store, const struct gen_entry *entry,
                      const char *file);
 
+/* Damaged, with errno: 0 = its files are not as they were written, else why they cannot be read. */
 enum gen_found { GEN_MISSING, GEN_DAMAGED, GEN_FOUND };
 
 /* Is handed every file of an entry, checked. Data is heap memory that the callee takes over. */
@@ -74,6 +76,9 @@ enum gen_found gen_entry_find(const struct gen_store *store, const struct gen_en
 /* The same for an entry that is only known by its folder (a name of `kind`): does it hold what sums says? */
 enum gen_found gen_entry_verify(const struct gen_store *store, enum gen_kind kind,
                                 const char *name);
+
+/* Logs that an entry was GEN_DAMAGED, with that errno, and is made again. */
+void gen_entry_log_damage(const struct gen_store *store, const struct gen_entry *entry, int error);
 
 /* An entry under construction. */
 struct gen_writer {
@@ -95,20 +100,29 @@ int gen_writer_adopt(struct gen_writer *writer, const char *file);
 int gen_writer_commit(struct gen_writer *writer);
 void gen_writer_abandon(struct gen_writer *writer);
 
-/* Waits until no other process makes this entry, or until it is there, or for two minutes at most.
- * Returns a descriptor for gen_store_unlock, or -1: go on without. The lock ends with the process. */
-int gen_store_lock(const struct gen_store *store, const struct gen_entry *entry);
-void gen_store_unlock(const struct gen_store *store, const struct gen_entry *entry, int lock);
+/* turns.c, inside the flight of the entry: waits until no other process makes it, or until it is there, or for
+ * two minutes at most; so look for it again afterwards. The lock ends with the process, or with
+ * gen_store_unlock, which does nothing if there is none. */
+void gen_store_lock(const struct gen_store *store, const struct gen_entry *entry);
+void gen_store_unlock(const struct gen_store *store, const struct gen_entry *entry);
 
 /* Removes a folder and what is in it, two levels deep; follows no links. */
 void gen_remove_tree(int parent, const char *name);
 /* Whether name is that of an entry: "<stem>.<32 hex digits>". */
 bool gen_is_entry(const char *name);
 
+/* What of the cache could not be read or removed; all 0 if all could. */
+struct gen_refusal {
+    int count;
+    int error;        /* of the first, as an errno ... */
+    const char *what; /* ... what was to be done with it: "read", "remove" ... */
+    char name[320];   /* ... and which that is: "bundles/<name>.<hash>" */
+};
+
 /* store_trim.c: removes the entries that were used longest ago until at most `limit` bytes are left, those
  * used within the last `grace` seconds excepted, and what killed processes left. */
-void gen_store_trim(const struct gen_store *store, uint64_t limit, int64_t grace,
-                    uint64_t *removed);
+void gen_store_trim(const struct gen_store *store, uint64_t limit, int64_t grace, uint64_t *removed,
+                    struct gen_refusal *refusal);
 /* $FP8GEN_CACHE_SIZE, or 1 GiB; warns of a value that is no size. */
 uint64_t gen_store_limit(const struct gen_store *store);
 /* Reads "512M"; false if it is no size. */

@@ -66,8 +66,21 @@ struct scan {
     struct found *list;
     size_t count;
     size_t capacity;
-    bool failed;
+    bool failed; /* out of memory */
+    struct gen_refusal *refusal;
 };
+
+/* Notes that a folder or an entry of the cache (entry NULL) is refused to us; the first reason stays. */
+static void note_refusal(struct gen_refusal *refusal, const char *what, enum gen_kind kind,
+                         const char *entry, int error)
+{
+    if (refusal->count++ > 0)
+        return;
+    refusal->error = error;
+    refusal->what = what;
+    snprintf(refusal->name, sizeof(refusal->name), "%s%s%s", gen_kind_names[kind],
+             entry != NULL ? "/" : "", entry != NULL ? entry : "");
+}
 
 static uint64_t bytes_below(int parent, const char *name, int depth)
 {
@@ -129,6 +142,8 @@ static void scan_kind(const struct gen_store *store, enum gen_kind kind, struct 
         openat(store->fd, gen_kind_names[kind], O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
     if (dir == NULL) {
+        if (errno != ENOENT)
+            note_refusal(scan->refusal, "read", kind, NULL, errno);
         if (fd >= 0)
             close(fd);
         return;
@@ -163,24 +178,24 @@ static int by_use(const void *a, const void *b)
     return strcmp(first->name, second->name);
 }
 
-static bool remove_entry(const struct gen_store *store, const struct found *found)
+/* 0, or why it could not be moved away, as an errno. */
+static int remove_entry(const struct gen_store *store, const struct found *found)
 {
-    int parent = openat(store->fd, gen_kind_names[found->kind],
-                        O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (parent < 0)
-        return false;
     struct buf aside = { 0 };
     buf_printf(&aside, ".tmp.%s", found->name);
-    bool moved = !aside.failed;
-    if (moved && renameat(parent, found->name, parent, aside.data) != 0) {
+    int parent = openat(store->fd, gen_kind_names[found->kind],
+                        O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int error = aside.failed ? ENOMEM : parent < 0 ? errno : 0;
+    if (error == 0 && renameat(parent, found->name, parent, aside.data) != 0) {
         gen_remove_tree(parent, aside.data); /* of a trim that was killed */
-        moved = renameat(parent, found->name, parent, aside.data) == 0;
+        error = renameat(parent, found->name, parent, aside.data) != 0 ? errno : 0;
     }
-    if (moved)
+    if (error == 0)
         gen_remove_tree(parent, aside.data);
-    close(parent);
+    if (parent >= 0)
+        close(parent);
     buf_free(&aside);
-    return moved;
+    return error;
 }
 
 /* Removes what lies in a folder longer than an hour and has a name of ours: temporary folders and locks of
@@ -207,25 +222,41 @@ static void remove_stale(const struct gen_store *store, const char *folder, cons
     closedir(dir);
 }
 
-void gen_store_trim(const struct gen_store *store, uint64_t limit, int64_t grace, uint64_t *removed)
+/* Of the entries, by use, what is too much. One that another process removes meanwhile is as good as gone. */
+static void remove_oldest(const struct gen_store *store, const struct scan *scan, uint64_t limit,
+                          int64_t grace, uint64_t *removed)
 {
-    struct scan scan = { 0 };
-    uint64_t total = 0;
     int64_t newest = (int64_t)time(NULL) - grace;
+    uint64_t total = 0;
+    for (size_t i = 0; i < scan->count; i++)
+        total += scan->list[i].bytes;
+    for (size_t i = 0; i < scan->count && total - *removed > limit; i++) {
+        const struct found *found = &scan->list[i];
+        if (grace != 0 && found->used >= newest)
+            continue;
+        int error = remove_entry(store, found);
+        if (error == 0 || error == ENOENT)
+            *removed += found->bytes;
+        else
+            note_refusal(scan->refusal, "remove", found->kind, found->name, error);
+    }
+}
+
+void gen_store_trim(const struct gen_store *store, uint64_t limit, int64_t grace, uint64_t *removed,
+                    struct gen_refusal *refusal)
+{
+    struct scan scan = { .refusal = refusal };
     *removed = 0;
+    *refusal = (struct gen_refusal){ 0 };
     if (store->fd < 0)
         return;
     for (int kind = 0; kind < GEN_KIND_COUNT; kind++)
         remove_stale(store, gen_kind_names[kind], ".tmp.");
-    remove_stale(store, "locks", "");
+    remove_stale(store, GEN_LOCKS, "");
     scan_all(store, &scan);
-    for (size_t i = 0; i < scan.count; i++)
-        total += scan.list[i].bytes;
     if (scan.count > 0)
         qsort(scan.list, scan.count, sizeof(*scan.list), by_use);
-    for (size_t i = 0; i < scan.count && total - *removed > limit; i++)
-        if ((grace == 0 || scan.list[i].used < newest) && remove_entry(store, &scan.list[i]))
-            *removed += scan.list[i].bytes;
+    remove_oldest(store, &scan, limit, grace, removed);
     scan_free(&scan);
 }
 
@@ -256,6 +287,15 @@ static fp8gen_status open_existing(const char *dir, struct gen_store *store)
     if (status != FP8GEN_OK)
         gen_store_close(store);
     return status;
+}
+
+static fp8gen_status fail_refusal(const struct gen_store *store, const struct gen_refusal *refusal)
+{
+    return gen_jit_fail(FP8GEN_ERR_MACHINE,
+                        "error: cannot %s %s/%s: %s%s\n"
+                        "  hint: the owner of the cache may; FP8GEN_CACHE_DIR names another one\n",
+                        refusal->what, store->path, refusal->name, strerror(refusal->error),
+                        refusal->count > 1 ? ", nor others in the cache" : "");
 }
 
 fp8gen_status fp8gen_cache_path(const char *dir, char *path, size_t path_bytes)
@@ -294,7 +334,8 @@ fp8gen_status fp8gen_cache_list(const char *dir, uint32_t verify,
                                 void *user)
 {
     struct gen_store store;
-    struct scan scan = { 0 };
+    struct gen_refusal refusal = { 0 };
+    struct scan scan = { .refusal = &refusal };
     if (each == NULL)
         return gen_jit_fail(FP8GEN_ERR_ARGUMENT, "error: the function to call is NULL\n");
     fp8gen_status status = open_existing(dir, &store);
@@ -316,6 +357,8 @@ fp8gen_status fp8gen_cache_list(const char *dir, uint32_t verify,
     }
     if (scan.failed)
         status = gen_jit_fail(FP8GEN_ERR_MACHINE, "%s", GEN_OUT_OF_MEMORY);
+    else if (refusal.count > 0)
+        status = fail_refusal(&store, &refusal);
     scan_free(&scan);
     gen_store_close(&store);
     return status;
@@ -337,7 +380,11 @@ fp8gen_status fp8gen_cache_trim(const char *dir, const char *max_size, uint64_t 
     fp8gen_status status = open_existing(dir, &store);
     if (status != FP8GEN_OK || store.fd < 0)
         return status;
-    gen_store_trim(&store, max_size != NULL ? limit : gen_store_limit(&store), 0, removed);
+    struct gen_refusal refusal;
+    gen_store_trim(&store, max_size != NULL ? limit : gen_store_limit(&store), 0, removed,
+                   &refusal);
+    if (refusal.count > 0)
+        status = fail_refusal(&store, &refusal);
     gen_store_close(&store);
     return status;
 }

@@ -76,7 +76,8 @@ typedef struct fp8_layer_description {
 /* Writes the path of a bundle folder with such a layer for description->arch into path[0..path_bytes) and
  * returns FP8_OK; else an fp8_status, and a sentence in path. description->spec, if set, is a spec that the
  * layer belongs to. May block (compile); is called without locks, from any thread, for different
- * descriptions at once. fp8gen_jit_provider of libfp8gen is one. */
+ * descriptions at once. It may ask the context for other layers; one that waits for this very call is refused
+ * with FP8_ERR_ARGUMENT. fp8gen_jit_provider of libfp8gen is one. */
 typedef int (*fp8_provider)(void *user, const struct fp8_layer_description *description, char *path,
                             size_t path_bytes);
 

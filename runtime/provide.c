@@ -32,6 +32,8 @@ struct record {
     struct record *next_ready;
     enum state state;
     int waiting;
+    pthread_t worker;             /* while it is WORKING ... */
+    const struct record *awaited; /* ... and what that thread waits for meanwhile; NULL = nothing */
     fp8_layer_description description; /* with defaults filled in; its texts are our own */
     fp8_layer *layer;
     fp8_status status;
@@ -411,6 +413,42 @@ static void work(fp8_context *context, struct record *record, bool preparing)
     pthread_cond_broadcast(&registry->changed);
 }
 
+/* A provider asks the context for layers itself: would this thread, at work on others, wait for a record whose
+ * worker waits for one of these? The lock is held. */
+static bool waits_for_itself(const struct record *record)
+{
+    while (record && record->state == WORKING && !pthread_equal(record->worker, pthread_self()))
+        record = record->awaited;
+    return record && record->state == WORKING;
+}
+
+static void note_waiting(struct fp8_registry *registry, const struct record *awaited)
+{
+    for (struct record *at = registry->records; at; at = at->next) {
+        if (at->state == WORKING && pthread_equal(at->worker, pthread_self()))
+            at->awaited = awaited;
+    }
+}
+
+static fp8_status refuse_recursion(const struct record *record)
+{
+    char name[128];
+    return fp8_fail(
+        FP8_ERR_ARGUMENT,
+        "context_layer: the provider, asked for a bundle with this %s, asks the context for "
+        "that layer, which waits for the provider; it must make the bundle, or fail",
+        fp8_description_name(&record->description, name));
+}
+
+/* Until a record of another thread is done; the lock is held, but not meanwhile. */
+static void await(struct fp8_registry *registry, const struct record *record)
+{
+    note_waiting(registry, record);
+    while (record->state == WORKING)
+        pthread_cond_wait(&registry->changed, &registry->lock);
+    note_waiting(registry, NULL);
+}
+
 static fp8_status get_layer(fp8_context *context, const fp8_layer_description *given,
                             bool preparing, const fp8_layer **layer)
 {
@@ -430,14 +468,19 @@ static fp8_status get_layer(fp8_context *context, const fp8_layer_description *g
             pthread_mutex_unlock(&registry->lock);
             return fp8_fail_memory("a layer", sizeof *record);
         }
+        record->worker = pthread_self();
         record->next = registry->records;
         registry->records = record;
+    } else if (waits_for_itself(record)) {
+        fp8_status refused = refuse_recursion(record);
+        pthread_mutex_unlock(&registry->lock);
+        return refused;
     }
     record->waiting++;
     if (mine)
         work(context, record, preparing);
-    while (record->state == WORKING)
-        pthread_cond_wait(&registry->changed, &registry->lock);
+    else
+        await(registry, record);
     record->waiting--;
     fp8_status status = record->status;
     *layer = record->layer;

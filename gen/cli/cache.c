@@ -120,11 +120,11 @@ static int run_trim(const void *v, int count, char **operands)
     (void)count, (void)operands;
     uint64_t removed;
     fp8gen_status status = fp8gen_cache_trim(NULL, values->max_size, &removed);
-    if (status)
-        return failed(status);
     char bytes[32];
-    printf("removed %s\n", cli_format_bytes(bytes, (double)removed));
-    return CLI_DONE;
+    if (status == FP8GEN_OK || removed > 0)
+        printf("removed %s\n", cli_format_bytes(bytes, (double)removed));
+    fflush(stdout);
+    return status ? failed(status) : CLI_DONE;
 }
 
 static const struct cli_option trim_options[] = {

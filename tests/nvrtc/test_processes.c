@@ -1,5 +1,5 @@
 /*
- * test_processes.c - 16 processes, one empty cache and the real NVRTC, some of them killed; a full disk.
+ * test_processes.c - 16 processes, one empty cache and the real NVRTC, some of them killed; a full disk; forks.
  *
  * Every process that is not killed must end with a bundle that opens, and the cache must be whole after
  * each round. 2 rounds with kernels that compile at once; FP8_TEST_FULL=1: 50 rounds with the real ones,
@@ -12,7 +12,9 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,13 +62,13 @@ static bool opens(const char *path)
 }
 
 /* An exit code. */
-static int make_bundle(void)
+static int make_bundle_in(const char *cache_dir)
 {
     char path[RIG_PATH];
     fp8gen_jit_options options = FP8GEN_JIT_OPTIONS_INIT;
     options.archs = "sm_90a";
     options.jobs = 1;
-    options.cache_dir = cache;
+    options.cache_dir = cache_dir;
     options.template_dir = templates;
     if (fp8gen_jit_bundle(&options, "small.lua", rig_small, strlen(rig_small), path,
                           sizeof(path)) != FP8GEN_OK) {
@@ -74,6 +76,11 @@ static int make_bundle(void)
         return 11;
     }
     return opens(path) ? 0 : 12;
+}
+
+static int make_bundle(void)
+{
+    return make_bundle_in(cache);
 }
 
 /* Works when the other end of the pipe is closed by all. */
@@ -175,6 +182,46 @@ static void a_full_disk(void **state)
     assert_int_equal(good, 4);
 }
 
+static atomic_bool enough;
+
+static void *compile_on(void *user)
+{
+    char fresh[RIG_PATH + 64];
+    for (int i = 0; !atomic_load(&enough); i++) {
+        snprintf(fresh, sizeof(fresh), "%s/thread%d", folder, i);
+        if (make_bundle_in(fresh) != 0)
+            return NULL;
+    }
+    return user;
+}
+
+/* NVRTC has locks of its own: children forked while threads compile with it compile, too. */
+static void forks_inside_compilations(void **state)
+{
+    (void)state;
+    enum { CHILDREN = 6, PATIENCE = 120 };
+    pthread_t thread;
+    void *good;
+    int status;
+    atomic_store(&enough, false);
+    assert_int_equal(pthread_create(&thread, NULL, compile_on, folder), 0);
+    for (int i = 0; i < CHILDREN; i++) {
+        nap(0.07);
+        snprintf(cache, sizeof(cache), "%s/child%d", folder, i);
+        fflush(stdout);
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(PATIENCE);
+            _exit(make_bundle());
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_int_equal(status, 0);
+    }
+    atomic_store(&enough, true);
+    assert_int_equal(pthread_join(thread, &good), 0);
+    assert_non_null(good);
+}
+
 static int begin(void **state)
 {
     (void)state;
@@ -206,6 +253,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(none_fails, begin, end),
         cmocka_unit_test_setup_teardown(a_full_disk, begin, end),
+        cmocka_unit_test_setup_teardown(forks_inside_compilations, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
