@@ -15,7 +15,7 @@ runtime/fp8_primitives.h fp8.h                                     only:stdint.h
 gen/fp8gen.h     -                                                 only:stdint.h,stddef.h
 gen/cli/cublaslt.c gen/cli/*.h                                     cuda* nvrtc* lua* lauxlib* lualib*
 gen/cli/*        gen/fp8gen.h runtime/fp8.h runtime/fp8_comm.h runtime/fp8_model.h runtime/fp8_state.h runtime/fp8_device.h runtime/fp8_jit.h runtime/fp8_primitives.h gen/cli/*.h            cuda* nvrtc* cublas* lua* lauxlib* lualib*
-gen/jit.c        gen/*.h runtime/bundle_format.h runtime/fp8.h runtime/fp8_jit.h       cuda* cublas*
+gen/provider.c   gen/*.h runtime/fp8.h runtime/fp8_jit.h           cuda* cublas*
 gen/*            gen/*.h runtime/bundle_format.h runtime/dynlib.h  cuda* cublas*
 runtime/*        runtime/*.h                                       lua* lauxlib* lualib* nvrtc*
 templates/*      *.cuh                                             *
