@@ -54,7 +54,8 @@ static int check_gpus(const struct cli_ranks *all, int gpus)
     int needed = all->launcher ? all->ordinal + 1 : all->here;
     if (gpus >= needed)
         return CLI_DONE;
-    cli_error("%d ranks need a GPU each, but there %s %d", needed, gpus == 1 ? "is" : "are", gpus);
+    cli_error("%d rank%s, but there %s %d", needed,
+              needed == 1 ? " needs a GPU" : "s need a GPU each", gpus == 1 ? "is" : "are", gpus);
     cli_hint("--device host runs any number of ranks on the CPU");
     return CLI_MACHINE;
 }
@@ -215,7 +216,8 @@ int cli_ranks_run(struct cli_ranks *all, const char *path,
     if (!all->launcher)
         status = fp8_comm_group_create(all->ranks, all->timeout, &crew.group);
     if (status)
-        crew.code = cli_fp8_failed(status, "making a group of %d ranks", all->ranks);
+        crew.code = cli_fp8_failed(status, "making a group of %d rank%s", all->ranks,
+                                   all->ranks == 1 ? "" : "s");
     for (int i = 0; i < all->here; i++) {
         members[i].crew = &crew;
         members[i].rank.rank = all->first + i;

@@ -426,6 +426,11 @@ static int run_spec(const struct values *v, const char *path)
         fp8gen_close(gen);
         return code;
     }
+    if (!code && v->timeout) {
+        cli_error("--timeout is of collectives between ranks, and there is one rank");
+        cli_hint("leave it out, or give --fsdp F");
+        code = CLI_USAGE;
+    }
     if (!code)
         code = open_session(&s, gen);
     fp8gen_close(gen);

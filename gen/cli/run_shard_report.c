@@ -55,6 +55,12 @@ static const char *same(float wrong)
     return wrong > 0 ? "differs" : "bit-equal";
 }
 
+/* Of w on a rank that has its full part. */
+static int64_t rows_of(const struct shard_layer *l)
+{
+    return l->chunk < l->info.out_features ? l->chunk : l->info.out_features;
+}
+
 static void print_json(const struct shard_report *report, const struct shard_rank *s,
                        const struct shard_layer *l, const char *failure)
 {
@@ -62,8 +68,8 @@ static void print_json(const struct shard_report *report, const struct shard_ran
     json_t *row = json_pack(
         "{s:s, s:s, s:I, s:I, s:i, s:I, s:I, s:s, s:s, s:b, s:b, s:b, s:f, s:f, s:s}", "model",
         report->model, "layer", l->info.name, "N", (json_int_t)l->info.out_features, "K",
-        (json_int_t)l->info.in_features, "fsdp", s->rank->ranks, "rows", (json_int_t)l->chunk, "M",
-        (json_int_t)shard_tokens(s, l), "recipe", l->info.recipe, "device", report->device,
+        (json_int_t)l->info.in_features, "fsdp", s->rank->ranks, "rows", (json_int_t)rows_of(l),
+        "M", (json_int_t)shard_tokens(s, l), "recipe", l->info.recipe, "device", report->device,
         "w_bit_equal", r[SHARD_W_WRONG] == 0, "y_bit_equal", r[SHARD_Y_WRONG] == 0, "dx_bit_equal",
         r[SHARD_DX_WRONG] == 0, "dw_error", (double)r[SHARD_DW_ERROR], "dw_share_of_bound",
         (double)r[SHARD_DW_SHARE], "verdict", failure[0] ? "failed" : "ok");
@@ -87,8 +93,8 @@ static void print_row(struct cli_table *table, const struct shard_rank *s,
     long long n = l->info.out_features, k = l->info.in_features;
     cli_table_cell(table, CLI_PLAIN, "%s", l->info.name);
     cli_table_cell(table, CLI_PLAIN, "%lld x %lld", n, k);
-    cli_table_cell(table, CLI_PLAIN, "%lld rows%s", (long long)l->chunk,
-                   n % l->chunk ? ", uneven" : "");
+    cli_table_cell(table, CLI_PLAIN, "%lld row%s%s", (long long)rows_of(l),
+                   rows_of(l) == 1 ? "" : "s", n % l->chunk ? ", uneven" : "");
     cli_table_cell(table, CLI_PLAIN, "%lld", (long long)shard_tokens(s, l));
     cli_table_cell(table, CLI_PLAIN, "%s", same(r[SHARD_W_WRONG]));
     cli_table_cell(table, CLI_PLAIN, "%s", same(r[SHARD_Y_WRONG]));
@@ -132,9 +138,10 @@ int shard_report_finish(struct shard_report *report)
     char pool[32];
     if (!report->json && report->rows) {
         cli_table_print(report->table, 0);
-        printf("%s on %s: %d ranks (%s), %d layers, %d steps of %d micro-batches, the model's pool "
-               "%s a rank, %s%d failed%s\n",
-               report->model, report->device, report->ranks, report->how, report->rows, SHARD_STEPS,
+        printf("%s on %s: %d rank%s (%s), %d layer%s, %d steps of %d micro-batches, the model's "
+               "pool %s a rank, %s%d failed%s\n",
+               report->model, report->device, report->ranks, report->ranks == 1 ? "" : "s",
+               report->how, report->rows, report->rows == 1 ? "" : "s", SHARD_STEPS,
                SHARD_MICRO_BATCHES, cli_format_bytes(pool, (double)report->pool_bytes),
                cli_style_on(failures ? CLI_RED : CLI_GREEN), failures, cli_style_off());
     }

@@ -35,6 +35,24 @@ expect_err_has "at most 1024 tokens"
 run fp8gen run $spec --fsdp 2 --device host --timeout soon
 expect_code 2
 expect_err_has "--timeout"
+run fp8gen run $spec --device host --timeout 5
+expect_code 2
+expect_err_has "--timeout is of collectives between ranks, and there is one rank"
+
+case_of "numbers of one and of many, a chunk that no rank has full"
+cat >"$T/few.lua" <<'EOF'
+return model "few" { tokens = 16, layers = {
+    linear "short" { in_features = 64, out_features = 50, recipe = recipe.block {} },
+    linear "two" { in_features = 32, out_features = 2 } } }
+EOF
+run fp8gen run "$T/few.lua" --fsdp 2 --device host
+expect_code 0
+expect_out_has "50 rows, uneven"
+expect_out_has " 1 row "
+expect_out_has "2 ranks (threads), 2 layers, "
+run fp8gen run "$T/few.lua" --fsdp 1 --device host --layer two
+expect_code 0
+expect_out_has "1 rank (threads), 1 layer, "
 
 case_of "one layer alone; nothing is left behind"
 run fp8gen run $spec --fsdp 2 --device host --layer gate --tokens 3
