@@ -30,7 +30,7 @@ static fp8_status fail(struct nccl *nccl, fp8_status status, const char *what)
         return fp8_comm_failure_locked(comm);
     if (!comm->is_owned)
         more = "; the communicator is the caller's, who must abort it so that its streams go on";
-    else if (nccl->handle && !fp8_nccl_abort(nccl, nccl->handle))
+    else if (nccl->handle && !fp8_nccl_abort(nccl, nccl->handle, ABORT_SECONDS))
         more = "; NCCL's abort does not end, for a copy engine waits: end this process, which "
                "frees it";
     nccl->handle = comm->is_owned ? NULL : nccl->handle;
@@ -172,7 +172,7 @@ static void look(struct nccl *nccl)
         pthread_mutex_unlock(&nccl->comm.lock);
     } else if (since && fp8_clock() - (double)since * 1e-6 > nccl->comm.timeout) {
         nccl->is_late = true;
-        (void)fp8_nccl_abort(nccl, nccl->handle);
+        (void)fp8_nccl_abort(nccl, nccl->handle, ABORT_SECONDS);
     }
 }
 

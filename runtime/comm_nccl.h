@@ -9,7 +9,13 @@
 #include "runtime/driver.h"
 #include "runtime/nccl_abi.h"
 
-enum { PENDING = 64, WINDOWS = 8, COPY_ENGINE_VERSION = 22800, NVLS_MODE_VERSION = 23100 };
+enum {
+    PENDING = 64,
+    WINDOWS = 8,
+    COPY_ENGINE_VERSION = 22800,
+    NVLS_MODE_VERSION = 23100,
+    ABORT_SECONDS = 2
+};
 
 /* A collective that was enqueued. */
 struct pending {
@@ -54,8 +60,8 @@ extern const struct fp8_transport fp8_nccl_transport;
 fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what);
 /* Why gathers do not go through windows, or NULL. */
 const char *fp8_nccl_no_window(const struct nccl *nccl);
-/* Ends NCCL's part of it; false: that has not come to an end, and what it uses must stay. */
-bool fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle);
+/* Ends NCCL's part of it; false: that has not come to an end by then, and what it uses must stay. */
+bool fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds);
 void fp8_nccl_destroy(fp8_comm *comm);
 /* The body of the thread that watches. */
 void *fp8_nccl_watch(void *nccl);

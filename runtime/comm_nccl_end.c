@@ -6,12 +6,9 @@
  * and is waited for a little while only. What an abort that is stuck may still use stays as it is.
  */
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include <time.h>
 
 #include "runtime/comm_nccl.h"
-
-enum { ABORT_SECONDS = 2 };
 
 /* An abort under way; whoever of the two comes last releases it. */
 struct ending {
@@ -56,7 +53,7 @@ static bool start_abort(struct ending *ending)
     return started;
 }
 
-bool fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle)
+bool fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds)
 {
     struct ending *ending = fp8_allocate(sizeof *ending);
     if (!ending) {
@@ -76,9 +73,8 @@ bool fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle)
         release_ending(ending);
         return true;
     }
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += ABORT_SECONDS;
+    const double end = fp8_clock() + seconds;
+    const struct timespec until = { (time_t)end, (long)((end - (double)(time_t)end) * 1e9) };
     pthread_mutex_lock(&ending->lock);
     int error = 0;
     while (!ending->is_done && error == 0)
@@ -106,7 +102,7 @@ void fp8_nccl_destroy(fp8_comm *comm)
     if (fp8_context_enter(comm->context, &pushed) == FP8_OK) {
         /* Abort, not finalise: that would wait for ranks which may never come. */
         if (nccl->handle && comm->is_owned && !nccl->is_late)
-            (void)fp8_nccl_abort(nccl, nccl->handle);
+            (void)fp8_nccl_abort(nccl, nccl->handle, comm->timeout);
         for (int i = 0; i < PENDING && nccl->events[i]; i++)
             (void)comm->context->driver->event_destroy(nccl->events[i]);
         fp8_context_leave(comm->context, pushed);
