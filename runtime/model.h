@@ -1,7 +1,8 @@
 /*
  * model.h - the model as its rooms share it: where its memory lies, what is gathered, what runs.
  *
- * model.c lays out and makes it, model_agree.c compares it over the ranks, model_gather.c brings weights into slots, model_pass.c runs the passes and
+ * model.c lays out and makes it, model_agree.c compares it over the ranks, model_update.c quantises shards,
+ * model_gather.c brings weights into slots, model_hold.c gives them to passes, model_pass.c runs the passes and
  * reduces gradients, model_capture.c follows the caller into graphs, model_trace.c records what ran when.
  * Not public.
  */
@@ -144,15 +145,24 @@ fp8_status fp8_model_check_own(const char *call, const fp8_model *model, uint64_
 
 /* ---- gathering (model_gather.c) ---- */
 
+/* Nothing is gathered any more. */
+void fp8_model_forget_groups(fp8_model *model);
+/* The group gets a slot of its own. All are held: an error if it is needed now, else FP8_OK and slot -1. */
+fp8_status fp8_model_take_slot(fp8_model *model, int group, bool needed);
+/* Gathers what a pass reads of a group, unless it is there; `needed` as above. */
+fp8_status fp8_model_bring(fp8_model *model, int group, fp8_pass pass, bool needed);
+/* The groups after the layer's in the order of a pass, as far as slots are free. */
+fp8_status fp8_model_prefetch(fp8_model *model, int32_t layer, fp8_pass pass);
+/* That the pass reads weights. */
+fp8_status fp8_model_check_pass(const char *call, fp8_pass pass);
+
+/* ---- holding (model_hold.c) ---- */
+
 /* The weight for a pass, its slot held until release: an operand or, with compute bf16, w itself; the
  * other is NULL. */
 fp8_status fp8_model_hold(fp8_model *model, int32_t layer, fp8_pass pass, const fp8_call *call,
                           const fp8_operand **weight, const fp8_tensor **w);
 void fp8_model_let_go(fp8_model *model, int32_t layer, fp8_stream stream);
-/* The groups after the layer's in the order of a pass, as far as slots are free. */
-fp8_status fp8_model_prefetch(fp8_model *model, int32_t layer, fp8_pass pass);
-/* Nothing is gathered any more. */
-void fp8_model_forget_groups(fp8_model *model);
 /* The bias for fprop from the update or a hook; *bias stays as it is if neither has it. */
 fp8_status fp8_model_bias(fp8_model *model, int32_t layer, const fp8_call *call, fp8_tensor *memory,
                           const fp8_tensor **bias);

@@ -1,5 +1,8 @@
 /*
- * shard.h - how a weight is cut over ranks, for the primitives (shard.c) and the model. Not public.
+ * shard.h - how a weight is cut over ranks, for the primitives and the model.
+ *
+ * shard.c cuts and quantises, shard_rows.c does so where rows have scales of their own, shard_unpack.c makes an
+ * operand of what was gathered. Not public.
  */
 #ifndef FP8_SHARD_H
 #define FP8_SHARD_H
@@ -32,8 +35,8 @@ struct fp8_shard_shape {
 fp8_status fp8_shard_shape_of(const char *call, const fp8_layer *layer,
                               const fp8_sharding *sharding, struct fp8_shard_shape *shape);
 
-/* The transposed copy of a weight from its row copy, both in `operand`'s memory. The workspace is not
- * used. Enters no context: the caller has. */
+/* shard_unpack.c: the transposed copy of a weight from its row copy, both in `operand`'s memory. The
+ * workspace is not used. Enters no context: the caller has. */
 fp8_status fp8_shard_transpose(const fp8_layer *layer, const fp8_operand *operand,
                                const fp8_call *call);
 

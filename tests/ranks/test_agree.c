@@ -1,7 +1,7 @@
 /*
  * test_agree.c - a model of which one rank has something else: what every rank is told, at create.
  *
- * Two or three ranks are threads on the host. Their bundles differ in one field of one layer, or their
+ * Two or three ranks are threads on the host. Their models differ in one field of one layer, or their
  * options in one; then all are told the field, the layer and both values, before anything is gathered. What
  * a rank may have to itself is no difference. And where one rank alone has no memory, no rank gets a model.
  */
@@ -16,15 +16,63 @@
 
 enum { LAYERS = 2, TIMEOUT = 30 };
 
-/* Layer "a" is the same everywhere, "b" has these fields. */
-#define SPEC                                                                                       \
-    "return model \"m\" { tokens = 16, layers = {\n"                                               \
-    "linear \"a\" { in_features = 32, out_features = 48 },\n"                                      \
-    "linear \"b\" { in_features = 32, out_features = %s },\n"                                      \
-    "} }\n"
+/* Layers "l0", "l1", ... of one bundle: fields of a spec. Models have two layers: "a", which is the first of
+ * these on all ranks, and "b", any of them. */
+#define DELAYED(fields) "48, recipe = recipe.delayed { " fields " }"
+enum variant {
+    PLAIN,
+    WIDE,
+    BIAS,
+    WEIGHT,
+    OUTPUT,
+    GRAD_INPUT,
+    GRAD_WEIGHT,
+    FORMAT,
+    POWER_OF_TWO,
+    SUMS,
+    BATCH,
+    HISTORY,
+    MARGIN,
+    LENGTH,
+    ALGO,
+    CALIBRATE,
+    VARIANTS
+};
+static const char *const variants[VARIANTS] = {
+    [PLAIN] = "48",
+    [WIDE] = "64",
+    [BIAS] = "48, bias = true",
+    [WEIGHT] = "48, weight = 'fp32'",
+    [OUTPUT] = "48, output = 'fp32'",
+    [GRAD_INPUT] = "48, grad_input = 'fp16'",
+    [GRAD_WEIGHT] = "48, grad_weight = 'bf16'",
+    [FORMAT] = "48, recipe = recipe.current { format = 'e4m3' }",
+    [POWER_OF_TWO] = "48, recipe = recipe.current { power_of_two = true }",
+    [SUMS] = "48, accumulation = { wgrad = 'fast' }",
+    [BATCH] = "48, tokens = 8, max_tokens = 64",
+    [HISTORY] = DELAYED("history_length = 8"),
+    [MARGIN] = DELAYED("history_length = 8, margin = 2"),
+    [LENGTH] = DELAYED("history_length = 9"),
+    [ALGO] = DELAYED("history_length = 8, algo = 'most_recent'"),
+    [CALIBRATE] = DELAYED("history_length = 8, calibrate = true"),
+};
+
+static char bundle[256];
+
+/* Of the first so many variants. */
+static void make_bundle(int count)
+{
+    char text[4096];
+    int at = snprintf(text, sizeof text, "return model \"m\" { tokens = 16, layers = {\n");
+    for (int i = 0; i < count; i++)
+        at += snprintf(text + at, sizeof text - (size_t)at,
+                       "linear \"l%d\" { in_features = 32, out_features = %s },\n", i, variants[i]);
+    snprintf(text + at, sizeof text - (size_t)at, "} }\n");
+    ranks_bundle(text, "none", bundle);
+}
 
 struct creation {
-    const char *bundles[2]; /* of rank 0, of all others */
+    enum variant b[2]; /* of rank 0, of all others */
     void (*change)(fp8_model_options *options, fp8_model_layer *layers);
     const char *field; /* that is told; NULL: the models are made */
     const char *values[2];
@@ -36,23 +84,23 @@ struct made {
     fp8_model *model;
 };
 
-static bool open_layers(struct rank *rank, struct made *made, const char *bundle)
+static bool open_layers(struct rank *rank, struct made *made, enum variant b)
 {
-    if (fp8_bundle_open(rank->context, bundle, &made->bundle) != FP8_OK)
-        return false;
-    for (int i = 0; i < LAYERS; i++) {
-        if (fp8_layer_create(made->bundle, i ? "b" : "a", &made->layers[i]) != FP8_OK)
-            return false;
-    }
-    return true;
+    char name[16];
+    snprintf(name, sizeof name, "l%d", (int)b);
+    return fp8_bundle_open(rank->context, bundle, &made->bundle) == FP8_OK &&
+           fp8_layer_create(made->bundle, "l0", &made->layers[0]) == FP8_OK &&
+           fp8_layer_create(made->bundle, name, &made->layers[1]) == FP8_OK;
 }
 
 static fp8_status create(struct rank *rank, struct made *made, const struct creation *c)
 {
     fp8_model_layer layers[LAYERS] = { FP8_MODEL_LAYER_INIT, FP8_MODEL_LAYER_INIT };
     fp8_model_options options = FP8_MODEL_OPTIONS_INIT;
-    for (int i = 0; i < LAYERS; i++)
+    for (int i = 0; i < LAYERS; i++) {
         layers[i].layer = made->layers[i];
+        layers[i].name = i ? "b" : "a";
+    }
     options.layers = layers;
     options.layer_count = LAYERS;
     options.context = rank->context;
@@ -77,7 +125,7 @@ static void body(struct rank *rank)
     const struct creation *c = rank->user;
     struct made made = { .model = NULL };
     char first[96], other[96];
-    rank_check(rank, open_layers(rank, &made, c->bundles[rank->rank > 0]));
+    rank_check(rank, open_layers(rank, &made, c->b[rank->rank > 0]));
     fp8_status status = create(rank, &made, c);
     if (c->field) {
         snprintf(first, sizeof first, "rank 0 has %s", c->values[0]);
@@ -91,46 +139,44 @@ static void body(struct rank *rank)
     drop(&made);
 }
 
-static void differ(const char *one, const char *two, const char *field, const char *value,
-                   const char *other)
-{
-    char text[1024], bundles[2][256];
-    const char *const fields[] = { one, two };
-    struct creation c = { .field = field, .values = { value, other } };
-    for (int i = 0; i < 2; i++) {
-        snprintf(text, sizeof text, SPEC, fields[i]);
-        ranks_bundle(text, "none", bundles[i]);
-        c.bundles[i] = bundles[i];
-    }
-    ranks_run(2, TIMEOUT, body, &c);
-    for (int i = 0; i < 2; i++)
-        ranks_bundle_drop(bundles[i]);
-}
-
 static void test_layers(void **state)
 {
     (void)state;
-#define DELAYED(fields) "48, recipe = recipe.delayed { " fields " }"
-    differ("48", "64", "out_features of layer 1 ('b')", "48", "64");
-    differ("48", "48, bias = true", "bias of layer 1", "0", "1");
-    differ("48", "48, weight = 'fp32'", "w_dtype of layer 1", "bf16", "fp32");
-    differ("48", "48, output = 'fp32'", "y_dtype of layer 1", "bf16", "fp32");
-    differ("48", "48, grad_input = 'fp16'", "dx_dtype of layer 1", "bf16", "fp16");
-    differ("48", "48, grad_weight = 'bf16'", "dw_dtype of layer 1", "fp32", "bf16");
-    differ("48", "48, recipe = recipe.current { format = 'e4m3' }", "dy_format of layer 1", "e5m2",
-           "e4m3");
-    differ("48", "48, recipe = recipe.current { power_of_two = true }", "power_of_two of layer 1",
-           "0", "1");
-    differ("48", DELAYED(""), "recipe of layer 1", "current", "delayed");
-    differ(DELAYED("margin = 1"), DELAYED("margin = 2"), "margin of layer 1", "1", "2");
-    differ(DELAYED("history_length = 8"), DELAYED("history_length = 9"),
-           "history_length of layer 1", "8", "9");
-    differ(DELAYED(""), DELAYED("algo = 'most_recent'"), "algo of layer 1", "max", "most_recent");
-    differ(DELAYED(""), DELAYED("calibrate = true"), "calibrate of layer 1", "0", "1");
-    differ("48", "48, accumulation = { wgrad = 'fast' }", "accumulation of wgrad of layer 1",
-           "split", "fast");
-    /* a rank's own batch */
-    differ("48", "48, tokens = 8, max_tokens = 64", NULL, NULL, NULL);
+    static const struct creation all[] = {
+        { .b = { PLAIN, WIDE },
+          .field = "out_features of layer 1 ('b')",
+          .values = { "48", "64" } },
+        { .b = { PLAIN, BIAS }, .field = "bias of layer 1", .values = { "0", "1" } },
+        { .b = { PLAIN, WEIGHT }, .field = "w_dtype of layer 1", .values = { "bf16", "fp32" } },
+        { .b = { PLAIN, OUTPUT }, .field = "y_dtype of layer 1", .values = { "bf16", "fp32" } },
+        { .b = { PLAIN, GRAD_INPUT },
+          .field = "dx_dtype of layer 1",
+          .values = { "bf16", "fp16" } },
+        { .b = { PLAIN, GRAD_WEIGHT },
+          .field = "dw_dtype of layer 1",
+          .values = { "fp32", "bf16" } },
+        { .b = { PLAIN, FORMAT }, .field = "dy_format of layer 1", .values = { "e5m2", "e4m3" } },
+        { .b = { PLAIN, POWER_OF_TWO },
+          .field = "power_of_two of layer 1",
+          .values = { "0", "1" } },
+        { .b = { PLAIN, SUMS },
+          .field = "accumulation of wgrad of layer 1",
+          .values = { "split", "fast" } },
+        { .b = { PLAIN, HISTORY },
+          .field = "recipe of layer 1",
+          .values = { "current", "delayed" } },
+        { .b = { HISTORY, MARGIN }, .field = "margin of layer 1", .values = { "0", "2" } },
+        { .b = { HISTORY, LENGTH }, .field = "history_length of layer 1", .values = { "8", "9" } },
+        { .b = { HISTORY, ALGO }, .field = "algo of layer 1", .values = { "max", "most_recent" } },
+        { .b = { HISTORY, CALIBRATE }, .field = "calibrate of layer 1", .values = { "0", "1" } },
+        { .b = { PLAIN, BATCH } }, /* a rank's own */
+    };
+    make_bundle(VARIANTS);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        struct creation c = all[i];
+        ranks_run(2, TIMEOUT, body, &c);
+    }
+    ranks_bundle_drop(bundle);
 }
 
 static void set_slots(fp8_model_options *options, fp8_model_layer *layers)
@@ -205,12 +251,9 @@ static void test_options(void **state)
         { .change = set_hook, .field = "grad hook of layer 1 ('b')", .values = { "0", "1" } },
         { .change = set_own },
     };
-    char text[1024], bundle[256];
-    snprintf(text, sizeof text, SPEC, "48");
-    ranks_bundle(text, "none", bundle);
+    make_bundle(1);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct creation c = all[i];
-        c.bundles[0] = c.bundles[1] = bundle;
         ranks_run(2, TIMEOUT, body, &c);
     }
     ranks_bundle_drop(bundle);
@@ -220,7 +263,6 @@ static void test_options(void **state)
 
 /* The n-th allocation of all ranks together fails: that of one rank. */
 struct shortage {
-    const char *bundle;
     int64_t at;
     pthread_barrier_t meet;
     atomic_int made, refused;
@@ -231,7 +273,7 @@ static void short_body(struct rank *rank)
     struct shortage *s = rank->user;
     const struct creation c = { .field = NULL };
     struct made made = { .model = NULL };
-    bool opened = open_layers(rank, &made, s->bundle);
+    bool opened = open_layers(rank, &made, PLAIN);
     pthread_barrier_wait(&s->meet);
     if (rank->rank == 0)
         (void)fp8_allocation_fail_at(s->at);
@@ -246,12 +288,9 @@ static void test_shortage(void **state)
 {
     (void)state;
     enum { RANKS = 3 };
-    char text[1024];
-    char bundle[256];
-    struct shortage s = { .bundle = bundle };
-    snprintf(text, sizeof text, SPEC, "48");
-    ranks_bundle(text, "none", bundle);
+    struct shortage s = { .at = 0 };
     int refused = 0;
+    make_bundle(1);
     do {
         s.at++;
         atomic_store(&s.made, 0);
