@@ -21,7 +21,8 @@ struct gen_bundle_dir {
     int lock;
 };
 
-/* guard is set (or NULL), the rest of *dir zero. Refuses a target that exists and is neither a bundle with nothing else in it nor an empty folder. */
+/* guard is set (or NULL), the rest of *dir zero. Refuses a target that exists and is neither a
+ * bundle with nothing else in it nor an empty folder. */
 fp8gen_status gen_bundle_begin(struct fp8gen *gen, const char *target, struct gen_bundle_dir *dir);
 /* Writes a file of the bundle ("kernels/x.cubin") down to the disk. */
 fp8gen_status gen_bundle_write(struct gen_bundle_dir *dir, const char *name, const void *data,

@@ -5,9 +5,9 @@
  * first kernel is compiled. Every stage is a pure function of its inputs: same spec, same options,
  * same bytes. A session (fp8gen) owns one spec and all strings it hands out; it serves one thread.
  *
- * Errors: a call that fails adds one or more diagnostics, as compilers print them, to the session. NULL
- * for a session or for the place of a result is FP8GEN_ERR_ARGUMENT. Structs of options are set up by their
- * _INIT: another size, or a reserved word that is not 0, is FP8GEN_ERR_ARGUMENT.
+ * Errors: a call that fails adds one or more diagnostics, as compilers print them, to the session.
+ * NULL for a session or for the place of a result is FP8GEN_ERR_ARGUMENT. Structs of options are
+ * set up by their _INIT: another size, or a reserved word that is not 0, is FP8GEN_ERR_ARGUMENT.
  */
 #ifndef FP8GEN_H
 #define FP8GEN_H
@@ -64,21 +64,23 @@ FP8GEN_API void fp8gen_close(fp8gen *gen);
 FP8GEN_API const char *fp8gen_diagnostics(const fp8gen *gen);
 
 /* Replaces a value of every layer before the spec is checked: field is "tokens", "max_tokens" or
- * "recipe" (a name: "current"); value as text. Field "fsdp" replaces the ranks of the mesh; "shrink" ("true")
- * cuts the dims of all layers for runs on the host, keeping remainders and uneven shards. Field "gemm" forces the choice of every GEMM: "cublaslt",
- * "generated" (the configuration predicted fastest), or the name of a configuration, for the GEMMs that
- * it serves. Call before loading the spec. FP8GEN_ERR_ARGUMENT: unknown field or value. */
+ * "recipe" (a name: "current"); value as text. Field "fsdp" replaces the ranks of the mesh;
+ * "shrink" ("true") cuts the dims of all layers for runs on the host, keeping remainders and uneven
+ * shards. Field "gemm" forces the choice of every GEMM: "cublaslt", "generated" (the configuration
+ * predicted fastest), or the name of a configuration, for the GEMMs that it serves. Call before
+ * loading the spec. FP8GEN_ERR_ARGUMENT: unknown field or value. */
 FP8GEN_API fp8gen_status fp8gen_override(fp8gen *gen, const char *field, const char *value);
 
-/* Plans by the measurements of this tuning file (JSON, written by `fp8gen tune`); GEMMs that it does not
- * speak of are planned by prediction. A session takes one, before its plan is made. What a forced "gemm"
- * says goes first. FP8GEN_ERR_SPEC: the file is not right, all that is wrong is in the diagnostics;
+/* Plans by the measurements of this tuning file (JSON, written by `fp8gen tune`); GEMMs that it
+ * does not speak of are planned by prediction. A session takes one, before its plan is made. What a
+ * forced "gemm" says goes first. FP8GEN_ERR_SPEC: the file is not right, all that is wrong is in
+ * the diagnostics;
  * FP8GEN_ERR_MACHINE: it cannot be read. */
 FP8GEN_API fp8gen_status fp8gen_tuning_file(fp8gen *gen, const char *path);
 
 /* The configurations of generated GEMMs, in a fixed order, as a JSON array of objects { "name":
- * "pp128x192c2s4g8", "bm", "bn", "stages", "cluster", "group", "pingpong", "partials" (0: fast accumulation,
- * else split) }. Owned by the session. */
+ * "pp128x192c2s4g8", "bm", "bn", "stages", "cluster", "group", "pingpong", "partials" (0: fast
+ * accumulation, else split) }. Owned by the session. */
 FP8GEN_API fp8gen_status fp8gen_gemm_configs(fp8gen *gen, const char **json);
 
 /* Evaluates the spec in the sandbox and checks it against the schema; reports all its errors.
@@ -88,15 +90,17 @@ FP8GEN_API fp8gen_status fp8gen_load_file(fp8gen *gen, const char *path);
 FP8GEN_API fp8gen_status fp8gen_load_text(fp8gen *gen, const char *name, const char *text,
                                           size_t length);
 
-/* The plan as JSON (runtime/bundle_format.h without cubins and digest; "cost" per pass: bytes moved, FLOPs,
- * predicted seconds; "predicted": seconds of a training step over the mesh: alone (its compute), step,
- * exposed, all_gather, reduce (exchange and sum), by_collective (a step whose gradients NCCL sums), update and
- * update_alone (of the weights); null beyond one host), 2-space indent, keys sorted. Owned by the session. */
+/* The plan as JSON (runtime/bundle_format.h without cubins and digest; "cost" per pass: bytes
+ * moved, FLOPs, predicted seconds; "predicted": seconds of a training step over the mesh: alone
+ * (its compute), step, exposed, all_gather, reduce (exchange and sum), by_collective (a step whose
+ * gradients NCCL sums), update and update_alone (of the weights); null beyond one host), 2-space
+ * indent, keys sorted. Owned by the session. */
 FP8GEN_API fp8gen_status fp8gen_plan(fp8gen *gen, const char **json);
 
 /* Predicted seconds of a collective between H200s of one host. op: "all_gather", "all_to_all",
- * "reduce_scatter", "all_reduce_max"; way: of a gather "copy_engine" or "kernels", of all_to_all "copy_engine", of a
- * sum its numbers' "bf16", "fp16" or "fp32"; bytes: what a rank sends of a gather, gives to the others.
+ * "reduce_scatter", "all_reduce_max"; way: of a gather "copy_engine" or "kernels", of all_to_all
+ * "copy_engine", of a sum its numbers' "bf16", "fp16" or "fp32"; bytes: what a rank sends of a
+ * gather, gives to the others.
  * FP8GEN_ERR_ARGUMENT: not known (more than 8 ranks, another op or way). */
 FP8GEN_API fp8gen_status fp8gen_collective_seconds(fp8gen *gen, const char *op, const char *way,
                                                    double bytes, int32_t ranks, double *seconds);
@@ -117,9 +121,9 @@ typedef struct fp8gen_build_options {
     void (*log)(void *user, int level,
                 const char *message); /* may be NULL; see fp8gen_jit_options */
     void *log_user;
-    /* Lets a program that is ended by a signal leave nothing. hold = 1: the build is about to make, rename
-     * or remove its temporary folder; it waits for the return. hold = 0: that is done; path is the folder
-     * that is there until the next call, NULL = none. May be NULL. */
+    /* Lets a program that is ended by a signal leave nothing. hold = 1: the build is about to make,
+     * rename or remove its temporary folder; it waits for the return. hold = 0: that is done; path
+     * is the folder that is there until the next call, NULL = none. May be NULL. */
     void (*guard)(void *user, int32_t hold, const char *path);
     void *guard_user;
     uint64_t reserved[2];
@@ -157,8 +161,9 @@ typedef struct fp8gen_jit_options {
     const char *archs; /* as fp8gen_build_options; NULL = "sm_90a", for a provider the device's */
     const char *cache_dir; /* NULL = $FP8GEN_CACHE_DIR, $XDG_CACHE_HOME/fp8gen or ~/.cache/fp8gen */
     const char *template_dir; /* templates from this folder; NULL = the built-in ones */
-    /* One line at a time, from any thread; level 2 = warning (the cache cannot be used), 3 = information
-     * (a kernel was compiled, in how many ms; a damaged entry is rebuilt). May be NULL. */
+    /* One line at a time, from any thread; level 2 = warning (the cache cannot be used), 3 =
+     * information (a kernel was compiled, in how many ms; a damaged entry is rebuilt). May be
+     * NULL. */
     void (*log)(void *user, int level, const char *message);
     void *log_user;
     const char *tuning_file; /* as fp8gen_tuning_file; NULL = none */
@@ -173,14 +178,14 @@ typedef struct fp8gen_jit_options {
         }                                                                                          \
     }
 
-/* The folder of a bundle of this spec, to be opened with fp8_bundle_open, in path[0..path_bytes): from the
- * cache, or built and put there. `spec` need not end in NUL; `name` stands for its path in diagnostics.
- * options may be NULL. Any thread of any process: equal bundles and equal kernels are made once. Blocks
- * while it compiles, other calls only where they want the same. Where the cache cannot be written, the
- * bundle lies in memory (/dev/shm, or a temporary folder) until this process ends. A forked child may call
- * this, too: it waits for no thread of its parent, and what is private to a process is not shared. A fork
- * waits for the kernels that other threads compile at that moment (a second at most). Sessions and contexts
- * stay the parent's.
+/* The folder of a bundle of this spec, to be opened with fp8_bundle_open, in path[0..path_bytes):
+ * from the cache, or built and put there. `spec` need not end in NUL; `name` stands for its path in
+ * diagnostics. options may be NULL. Any thread of any process: equal bundles and equal kernels are
+ * made once. Blocks while it compiles, other calls only where they want the same. Where the cache
+ * cannot be written, the bundle lies in memory (/dev/shm, or a temporary folder) until this process
+ * ends. A forked child may call this, too: it waits for no thread of its parent, and what is
+ * private to a process is not shared. A fork waits for the kernels that other threads compile at
+ * that moment (a second at most). Sessions and contexts stay the parent's.
  * On failure path is "" and fp8gen_jit_error says why. */
 FP8GEN_API fp8gen_status fp8gen_jit_bundle(const fp8gen_jit_options *options, const char *name,
                                            const char *spec, size_t length, char *path,
@@ -191,13 +196,13 @@ FP8GEN_API fp8gen_status fp8gen_jit_bundle(const fp8gen_jit_options *options, co
 FP8GEN_API const char *fp8gen_jit_error(void);
 
 /* A provider for fp8_context_set_provider of runtime/fp8.h: layers that no bundle has are built by
- * fp8gen_jit_bundle. user: an fp8gen_jit_options that outlives the context, or NULL. Returns an fp8_status;
- * on failure path holds the first lines of the diagnostics. */
+ * fp8gen_jit_bundle. user: an fp8gen_jit_options that outlives the context, or NULL. Returns an
+ * fp8_status; on failure path holds the first lines of the diagnostics. */
 struct fp8_layer_description;
 FP8GEN_API int fp8gen_jit_provider(void *user, const struct fp8_layer_description *description,
                                    char *path, size_t path_bytes);
 
-/* ---- the cache on disk ---------------------------------------------------------------------------- */
+/* ---- the cache on disk -------------------------------------------------------------------------- */
 /* dir as fp8gen_jit_options.cache_dir. fp8gen_jit_error has what went wrong. */
 
 FP8GEN_API fp8gen_status fp8gen_cache_path(const char *dir, char *path, size_t path_bytes);
@@ -212,17 +217,18 @@ typedef struct fp8gen_cache_entry {
     int64_t used; /* the last time, within half a minute, in seconds since 1970 */
 } fp8gen_cache_entry;
 
-/* Calls each for every entry, by kind and name; with verify = 1 their files are read and compared with the
- * sums that were taken when they were written. */
+/* Calls each for every entry, by kind and name; with verify = 1 their files are read and compared
+ * with the sums that were taken when they were written. */
 FP8GEN_API fp8gen_status fp8gen_cache_list(const char *dir, uint32_t verify,
                                            void (*each)(void *user,
                                                         const fp8gen_cache_entry *entry),
                                            void *user);
 
-/* Removes the entries used longest ago until at most max_size is left ("512M"; NULL: $FP8GEN_CACHE_SIZE, or
- * 1G), and what killed processes left. Every build that adds to the cache does that by itself, but keeps
- * what was used within the last minute. *removed: bytes. FP8GEN_ERR_ARGUMENT: max_size, or the variable, is no
- * size; FP8GEN_ERR_MACHINE: something may not be removed (which, and why); the rest is removed all the same. */
+/* Removes the entries used longest ago until at most max_size is left ("512M"; NULL:
+ * $FP8GEN_CACHE_SIZE, or 1G), and what killed processes left. Every build that adds to the cache
+ * does that by itself, but keeps what was used within the last minute. *removed: bytes.
+ * FP8GEN_ERR_ARGUMENT: max_size, or the variable, is no size; FP8GEN_ERR_MACHINE: something may not
+ * be removed (which, and why); the rest is removed all the same. */
 FP8GEN_API fp8gen_status fp8gen_cache_trim(const char *dir, const char *max_size,
                                            uint64_t *removed);
 

@@ -21,8 +21,8 @@
  *   mesh            { "tensor": 1, "fsdp": F }: F ranks share every weight. A bundle is the same for
  *                   all of them; `rank` is 0
  *   rank            0
- *   shard           { "backward": "gather"|"keep", "reduce": "average"|"sum" }: whether backward gathers
- *                   the weights again; what dw is over the ranks
+ *   shard           { "backward": "gather"|"keep", "reduce": "average"|"sum" }: whether backward
+ *                   gathers the weights again; what dw is over the ranks
  *   nvrtc           version of the NVRTC that compiled the cubins ("13.0"); absent if archs is
  *                   empty
  *   archs           ["sm_90a", ...], may be empty: then only a host context opens the bundle
@@ -30,8 +30,8 @@
  *   layers          array of layer records, in spec order
  *   collectives     absent for one rank; for people: what every rank issues in one step, in order:
  *                   [{ "op": "all_reduce_max"|"all_gather"|"reduce_scatter", "pass" (or "advance": of
- *                   the histories), "layers": [names], "bytes" (a rank sends, or gives to the sum), "dtype",
- *                   "seconds" (null: not known) }]
+ *                   the histories), "layers": [names], "bytes" (a rank sends, or gives to the sum),
+ *                   "dtype", "seconds" (null: not known) }]
  *   digest          xxh128 of the manifest's compact form (json_dumps JSON_COMPACT|JSON_SORT_KEYS)
  *                   with this key removed
  *
@@ -111,8 +111,8 @@
  *                 tensors x, w and dy
  *   bias          bool
  *   accumulation  { "fprop": "fast"|"split"|"256"|"512", "dgrad": .., "wgrad": .. }
- *   shard         { "rows", "multiple", "gather_group": name | null, "sums" }: rank r of the mesh's fsdp axis
- *                 has rows [r * rows, (r + 1) * rows) of w, as far as there are any; rows =
+ *   shard         { "rows", "multiple", "gather_group": name | null, "sums" }: rank r of the mesh's
+ *                 fsdp axis has rows [r * rows, (r + 1) * rows) of w, as far as there are any; rows =
  *                 roundup(ceil(out_features / fsdp), multiple), multiple 1 or 128. Neighbours of one
  *                 group are gathered by one collective. Passes and buffers are those of the whole w.
  *                 sums: with fsdp > 1, names of the kernels of op sum from dw's dtype (and dbias's) to
@@ -191,8 +191,9 @@
  *                       pass with a bias is fp32, and the store adds the bias
  *     gemm_workspace    workspace buffer for cuBLASLt
  *     store             { "overwrite": { "kernel", "stage_dtype" },
- *                         "accumulate": the same | null }: the kernel of op "store" that copies (adds) the stage into the caller's
- *                       tensor; null where the pass never accumulates
+ *                         "accumulate": the same | null }: the kernel of op "store" that copies
+ *                       (adds) the stage into the caller's tensor; null where the pass never
+ *                       accumulates
  *     dispatch          array, ascending and without gaps from 1 to max_tokens:
  *                       { "min_tokens", "max_tokens", "dtype", "choices": [choice..] }
  *   choice: the first that this context can run is taken, for all calls of that range; one of
@@ -263,7 +264,8 @@
  *   fp32 column sums of source rows [128 r, 128 r + 128), columns [0, cols).
  *
  * quantize: amax = max of partials; scale and scale_inv by NUMERICS section 2 with the maximum of
- *   the format, which e5m2 (0: E4M3, 1: E5M2) says as target_dtype does; scales[0], [4], [8] = scale, scale_inv, amax (the rest 0).
+ *   the format, which e5m2 (0: E4M3, 1: E5M2) says as target_dtype does; scales[0], [4], [8] =
+ *   scale, scale_inv, amax (the rest 0).
  *   row[row_rows][row_ld] and transposed[transposed_rows][transposed_ld] (each may be NULL) receive
  *   cast(source * scale), zero outside rows x cols.
  *   dbias, if not NULL: dbias[j] = (accumulate ? dbias[j] : 0) + sum over r of
@@ -302,8 +304,8 @@
  *   NULL: nothing of columns. dbias: as in column_sums, from dbias_partials[ceil(rows/128)].
  *
  * quantize_lines: row[i,j] = cast(source[i,j] * scale of row i) by row_maxima[i], transposed[j,i] =
- *   cast(source[i,j] * scale of column j) by column_maxima[j], zero outside. row may be NULL, transposed
- *   too, and then its maxima.
+ *   cast(source[i,j] * scale of column j) by column_maxima[j], zero outside. row may be NULL,
+ *   transposed too, and then its maxima.
  *
  * quantize_block: a scale for each 1 x 128 along the row ("1x128": the row copy has scaling block, the
  *   transposed copy a scale for each 128 x 1 of source) or for each 128 x 128 ("128x128": both copies
@@ -321,13 +323,14 @@
  *   scale, running, maxima: fp32[tensors]; counts: int32, fresh: uint32[tensors]; history:
  *   fp32[length][tensors].
  *
- * store: target[i,j] = convert(value) or, for an accumulate kernel, convert(target + value), with value =
- *   source[i,j]; where a_scales (and then b_scales too) is not NULL, (source * min(sa, sb)) * max(sa, sb)
+ * store: target[i,j] = convert(value) or, for an accumulate kernel, convert(target + value), with
+ *   value = source[i,j]; where a_scales (and then b_scales too) is not NULL,
+ *   (source * min(sa, sb)) * max(sa, sb)
  *   with sa = a_scales[i * a_scales_step] and sb = b_scales[j * b_scales_step]; then + bias[j], if any.
  *
- * sum: target[i,j] = s (+ target[i,j] if accumulate), rounded once; s = the sum over p < parts, ascending, in
- *   fp32, of source[p * part_stride + i * source_ld + j], times 1 / parts if average, rounded to
- *   source_dtype.
+ * sum: target[i,j] = s (+ target[i,j] if accumulate), rounded once; s = the sum over p < parts,
+ *   ascending, in fp32, of source[p * part_stride + i * source_ld + j], times 1 / parts if average,
+ *   rounded to source_dtype.
  *
  * dequantize: target[i,j] = decode(source[i,j]) * scale_inv of the element by the kernel's scaling,
  *   or of source[j,i] if transposed (scales are then those of the transposed copy). scales: a scale

@@ -46,8 +46,7 @@ struct fp8_comm {
     fp8_context *context;
     int32_t rank, ranks;
     bool is_owned;
-    bool
-        can_exchange; /* all_to_all without SMs, in memory of fp8_comm_alloc; known before it is there */
+    bool can_exchange; /* all_to_all without SMs in memory of fp8_comm_alloc: known beforehand */
     atomic_bool is_copy_engine;
     int32_t version;
     const char *path;
@@ -83,7 +82,8 @@ fp8_status fp8_vote_open(fp8_comm *comm, struct fp8_vote *vote);
 void fp8_vote_close(struct fp8_vote *vote);
 /* A rank for which `mine` is true, the highest; -1: there is none. */
 fp8_status fp8_vote_any(const struct fp8_vote *vote, bool mine, int32_t *rank);
-/* The same end of `what` on all ranks: `mine` where it is an error, FP8_ERR_COMM where that of another is. */
+/* The same end of `what` on all ranks: `mine` where it is an error, FP8_ERR_COMM where that of
+ * another is. */
 fp8_status fp8_vote_same(const struct fp8_vote *vote, fp8_status mine, const char *what);
 
 /* ---- transports ---- */

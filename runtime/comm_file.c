@@ -1,12 +1,13 @@
 /*
  * comm_file.c - rank 0 hands the id of a new communicator to the other ranks through a file.
  *
- * In: a path that all ranks can write. Out: the same id on all of them. Left-overs of earlier runs must do
- * no harm, and no rank may take the id of another run, so nobody trusts a file that does not answer its
- * own question: rank r writes a random number into <path>.r; rank 0 writes the id and the numbers it has
- * seen into <path>, again whenever one changes; rank r takes an id only from a file that holds its own
- * number, and says so in <path>.r; rank 0 is done when all have said so, and removes the files. Every file
- * appears whole, by a rename. Clocks, process ids and file times play no part.
+ * In: a path that all ranks can write. Out: the same id on all of them. Left-overs of earlier runs
+ * must do no harm, and no rank may take the id of another run, so nobody trusts a file that does
+ * not answer its own question: rank r writes a random number into <path>.r; rank 0 writes the id
+ * and the numbers it has seen into <path>, again whenever one changes; rank r takes an id only from
+ * a file that holds its own number, and says so in <path>.r; rank 0 is done when all have said so,
+ * and removes the files. Every file appears whole, by a rename. Clocks, process ids and file times
+ * play no part.
  */
 #include <errno.h>
 #include <fcntl.h>

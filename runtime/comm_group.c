@@ -1,9 +1,9 @@
 /*
  * comm_group.c - the group in which threads of one process meet: its seats, and who takes them.
  *
- * In: a number of ranks, then each rank's context. Out: for the host the communicators of comm_local.c, for GPUs
- * those of comm_nccl.c, whose id the group hands on. A rank waits until all have joined; who does not come, or
- * comes with a context of the other kind, is named to all.
+ * In: a number of ranks, then each rank's context. Out: for the host the communicators of
+ * comm_local.c, for GPUs those of comm_nccl.c, whose id the group hands on. A rank waits until all
+ * have joined; who does not come, or comes with a context of the other kind, is named to all.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -2,12 +2,14 @@
  * comm_local.c - communicators of threads of one process: their collectives.
  *
  * In: collectives on host memory. Out: their results, bitwise the same in every run: each rank sums
- * its own part over the ranks in ascending order. A collective has two meetings. At the first every rank
- * shows what it wants to do; the last to come compares, and any difference fails the group with both
- * sides named. Between the meetings all read each other's memory; at the second they wait until nobody
- * does any more, which always ends, so that a failure never frees memory that is being read.
+ * its own part over the ranks in ascending order. A collective has two meetings. At the first every
+ * rank shows what it wants to do; the last to come compares, and any difference fails the group
+ * with both sides named. Between the meetings all read each other's memory; at the second they wait
+ * until nobody does any more, which always ends, so that a failure never frees memory that is being
+ * read.
  *
- * A group of one rank also serves CUDA contexts: there is nobody to meet, bytes are copied in the stream.
+ * A group of one rank also serves CUDA contexts: there is nobody to meet, bytes are copied in the
+ * stream.
  */
 #include <errno.h>
 #include <stdio.h>

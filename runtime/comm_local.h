@@ -1,5 +1,6 @@
 /*
- * comm_local.h - threads of one process as ranks: the group in which they meet, and one of them. Not public.
+ * comm_local.h - threads of one process as ranks: the group in which they meet, and one of them.
+ * Not public.
  *
  * comm_group.c makes groups and gives seats, comm_local.c runs the collectives of those on the host.
  */

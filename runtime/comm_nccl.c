@@ -1,15 +1,17 @@
 /*
  * comm_nccl.c - communicators over NCCL: opened at run time, non-blocking, watched.
  *
- * In: checked collectives with the context entered. Out: one NCCL operation (a group where there are
- * several parts) on the caller's stream, and an event behind it. Joining never blocks; what has joined is
- * split into a communicator whose calls do, since a call that does not costs a thread of NCCL's. A thread looks at these events and at NCCL's
- * asynchronous error; on an error, or where a collective takes longer than the timeout, it aborts a
- * communicator of ours, whereupon NCCL's kernels leave the streams and the program goes on to an error that
- * names rank and collective. An adopted communicator is left to its owner.
+ * In: checked collectives with the context entered. Out: one NCCL operation (a group where there
+ * are several parts) on the caller's stream, and an event behind it. Joining never blocks; what has
+ * joined is split into a communicator whose calls do, since a call that does not costs a thread of
+ * NCCL's. A thread looks at these events and at NCCL's asynchronous error; on an error, or where a
+ * collective takes longer than the timeout, it aborts a communicator of ours, whereupon NCCL's
+ * kernels leave the streams and the program goes on to an error that names rank and collective. An
+ * adopted communicator is left to its owner.
  *
- * Communicators of ours ask for the policy of no CTAs: gathers between buffers of fp8_comm_alloc, which are
- * symmetric windows, then run on copy engines. Multicast is switched off where NCCL can be told so.
+ * Communicators of ours ask for the policy of no CTAs: gathers between buffers of fp8_comm_alloc,
+ * which are symmetric windows, then run on copy engines. Multicast is switched off where NCCL can
+ * be told so.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -61,8 +63,9 @@ static fp8_status fail_late(struct nccl *nccl, const char *what)
     return fail(nccl, FP8_ERR_TIMEOUT, text);
 }
 
-/* A call on a non-blocking communicator may still be under way when it returns: a thread of NCCL's launches a
- * collective within some 10 us, less than a sleep takes, so the first millisecond only yields. */
+/* A call on a non-blocking communicator may still be under way when it returns: a thread of NCCL's
+ * launches a collective within some 10 us, less than a sleep takes, so the first millisecond only
+ * yields. */
 fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what)
 {
     const double start = fp8_clock();
@@ -326,7 +329,7 @@ static fp8_status nccl_poll(fp8_comm *comm)
     return status;
 }
 
-/* A collective of a graph has no event that is looked at: whoever waits for the stream finds it late. */
+/* A collective of a graph has no event that is looked at: who waits for the stream finds it late. */
 static fp8_status check_graphs(struct nccl *nccl, double start)
 {
     fp8_comm *comm = &nccl->comm;
@@ -437,8 +440,8 @@ static fp8_status make_windows(struct nccl *nccl, const struct fp8_vote *vote,
     return status;
 }
 
-/* NCCL's memory, in a window on all ranks or on none; *why: why in none. Without memory of NCCL's on any of
- * them, no rank registers: the others would wait there. */
+/* NCCL's memory, in a window on all ranks or on none; *why: why in none. Without memory of NCCL's
+ * on any of them, no rank registers: the others would wait there. */
 static fp8_status alloc_nccl(struct nccl *nccl, const struct fp8_vote *vote, struct window *window,
                              size_t bytes, const char **why)
 {
@@ -475,8 +478,8 @@ static fp8_status alloc_window(struct nccl *nccl, const struct fp8_vote *vote,
     return FP8_OK;
 }
 
-/* The first gather by copy engines, and the first sum between registered memories, make ready what they need, in
- * the call: now, while all are here. */
+/* The first gather by copy engines, and the first sum between registered memories, make ready what
+ * they need, in the call: now, while all are here. */
 static fp8_status try_window(fp8_comm *comm, const struct window *window, size_t bytes)
 {
     const size_t share = bytes / (size_t)comm->ranks / sizeof(float) * sizeof(float);

@@ -41,8 +41,7 @@ struct nccl {
     double head_since; /* when the head became the oldest */
     bool captured;     /* graphs have collectives of this communicator, which nobody watches */
     struct window windows[WINDOWS];
-    bool
-        is_blocking; /* calls launch before they return; else a thread of NCCL's does, which costs 30 us */
+    bool is_blocking; /* calls launch before they return; else a thread of NCCL's does, in 30 us */
     _Atomic int64_t calling_since; /* microseconds on the clock; 0: not in a call of NCCL's */
     atomic_bool is_late;           /* the watcher has aborted what a call hangs in */
     atomic_bool is_stuck;          /* an abort has not come back: a copy engine waits */
@@ -55,8 +54,8 @@ struct nccl {
 
 extern const struct fp8_transport fp8_nccl_transport;
 
-/* A call on a non-blocking communicator may still be under way when it returns: waits for it. `what` is for
- * messages; the lock is held. */
+/* A call on a non-blocking communicator may still be under way when it returns: waits for it.
+ * `what` is for messages; the lock is held. */
 fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what);
 /* Why gathers do not go through windows, or NULL. */
 const char *fp8_nccl_no_window(const struct nccl *nccl);

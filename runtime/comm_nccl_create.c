@@ -1,9 +1,10 @@
 /*
  * comm_nccl_create.c - communicators over NCCL: made with all other ranks, or adopted from the caller.
  *
- * In: options that comm.c has checked, or the caller's ncclComm_t. Out: the object of comm_nccl.h with its
- * events and its thread. Communicators of ours are joined without blocking and ask for the policy of no CTAs; multicast
- * is switched off where NCCL can be told so. Of an adopted one only rank, size and device are read.
+ * In: options that comm.c has checked, or the caller's ncclComm_t. Out: the object of comm_nccl.h
+ * with its events and its thread. Communicators of ours are joined without blocking and ask for the
+ * policy of no CTAs; multicast is switched off where NCCL can be told so. Of an adopted one only
+ * rank, size and device are read.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -85,8 +86,8 @@ static fp8_nccl_config configuration(const struct nccl *nccl, int blocking)
     return config;
 }
 
-/* All ranks have come: a communicator of the same ranks whose calls launch before they return. Without a
- * thread that watches, a call that hangs could not be ended. */
+/* All ranks have come: a communicator of the same ranks whose calls launch before they return.
+ * Without a thread that watches, a call that hangs could not be ended. */
 static fp8_status split(struct nccl *nccl)
 {
     fp8_comm *comm = &nccl->comm;
@@ -120,8 +121,8 @@ static fp8_status init(struct nccl *nccl, const fp8_comm_id *id)
     return status;
 }
 
-/* The first collective of a kind connects the ranks, in the call: done while all are known to be here, so that
- * no later call waits for a rank that does not come. */
+/* The first collective of a kind connects the ranks, in the call: done while all are known to be
+ * here, so that no later call waits for a rank that does not come. */
 static fp8_status connect(struct nccl *nccl)
 {
     enum { NUMBERS = 4 };

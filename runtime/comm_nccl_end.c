@@ -1,9 +1,10 @@
 /*
  * comm_nccl_end.c - how communicators over NCCL end: aborted after a failure, or at their owner's wish.
  *
- * NCCL's kernels look at a flag that an abort sets, and leave. A copy engine that waits for a rank does not: an
- * abort then frees memory, which waits for the device, and never comes back. So it runs on a thread of its own
- * and is waited for a little while only. What an abort that is stuck may still use stays as it is.
+ * NCCL's kernels look at a flag that an abort sets, and leave. A copy engine that waits for a rank
+ * does not: an abort then frees memory, which waits for the device, and never comes back. So it
+ * runs on a thread of its own and is waited for a little while only. What an abort that is stuck
+ * may still use stays as it is.
  */
 #include <signal.h>
 #include <time.h>

@@ -1,8 +1,9 @@
 /*
  * comm_place.c - which rank this process is, as its launcher says in the environment.
  *
- * In: the variables of torchrun, Open MPI, MPICH and Intel MPI, Slurm, in this order. Out: rank, ranks,
- * their places on the node, and a path for the id that only this run uses. Opens nothing, writes nothing.
+ * In: the variables of torchrun, Open MPI, MPICH and Intel MPI, Slurm, in this order. Out: rank,
+ * ranks, their places on the node, and a path for the id that only this run uses. Opens nothing,
+ * writes nothing.
  */
 #include <ctype.h>
 #include <stdio.h>

@@ -92,7 +92,7 @@ fp8_status fp8_driver_get(const struct fp8_driver **driver);
 fp8_status fp8_fail_cuda(const struct fp8_driver *driver, CUresult result, const char *format, ...)
     __attribute__((format(printf, 3, 4), cold));
 
-/* The libraries of this process, shared by the runtime and fp8_library_symbol. The handle stays open. */
+/* The libraries of this process, for the runtime and fp8_library_symbol. The handle stays open. */
 struct fp8_dynlib;
 fp8_status fp8_library_open(fp8_library library, const struct fp8_dynlib **opened);
 

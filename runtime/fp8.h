@@ -21,10 +21,14 @@
  *   - The library never prints, exits or aborts; messages go to the log callback of the context.
  *   - Contexts, bundles and layers may be used from many threads at once. One workspace serves one
  *     stream at a time.
+ *   - After a fork the child uses none of its parent's objects, not even to destroy them: CUDA does
+ *     not survive a fork, nor do the threads of a host context. It may make its own on the host,
+ *     and on a GPU if the parent had called nothing of CUDA's (use fork with exec otherwise). A
+ *     child that calls nothing here, or exec, harms nothing of the parent.
  *
- * Beside it: fp8_primitives.h (the parts of the passes), fp8_state.h (recipe "delayed"), fp8_jit.h (layers
- * by description), fp8_comm.h (communicators), fp8_model.h (weight parallel), fp8_device.h (memory, streams,
- * libraries).
+ * Beside it: fp8_primitives.h (the parts of the passes), fp8_state.h (recipe "delayed"), fp8_jit.h
+ * (layers by description), fp8_comm.h (communicators), fp8_model.h (weight parallel), fp8_device.h
+ * (memory, streams, libraries).
  * This header includes only stdint and stddef, so that it fits into any build.
  */
 #ifndef FP8_H
@@ -169,12 +173,13 @@ typedef enum fp8_scaling {
  *   row_scales         if there is a row copy and its scaling is another
  *   row                if copies & FP8_COPY_ROW: roundup(rows,16) rows of roundup(cols,128) bytes
  *   transposed_scales  if there is a transposed copy and its scaling is not by tensor
- *   transposed         if copies & FP8_COPY_TRANSPOSED: roundup(cols,16) rows of roundup(rows,128) bytes
- * Pad bytes are zero. row_scales and transposed_scales hold scale_inv as float32; for a copy of r rows and
- * depth d (row: rows, cols; transposed: cols, rows):
- *   FP8_SCALING_ROW    [roundup(r,16)]                               element i: of row i
- *   FP8_SCALING_BLOCK  [ceil(d/128)][roundup(r,8)]                   (b, i): of k in [128 b, 128 b + 128)
- *   FP8_SCALING_TILE   [ceil(r/128)][roundup(ceil(d/128),4)]         (a, b): of 128 rows and 128 k */
+ *   transposed         if copies & FP8_COPY_TRANSPOSED: roundup(cols,16) rows of roundup(rows,128)
+ *                      bytes
+ * Pad bytes are zero. row_scales and transposed_scales hold scale_inv as float32; for a copy of r
+ * rows and depth d (row: rows, cols; transposed: cols, rows):
+ *   FP8_SCALING_ROW    [roundup(r,16)]                          element i: of row i
+ *   FP8_SCALING_BLOCK  [ceil(d/128)][roundup(r,8)]              (b, i): of k in [128 b, 128 b + 128)
+ *   FP8_SCALING_TILE   [ceil(r/128)][roundup(ceil(d/128),4)]    (a, b): of 128 rows and 128 k */
 typedef struct fp8_operand {
     uint32_t size; /* sizeof(fp8_operand) */
     fp8_role role; /* set by the filling call */
@@ -358,14 +363,16 @@ enum {
     FP8_CALL_EVALUATE = 1u, /* the state is read and not told of any amax */
 };
 
-/* Layers that compute in bf16 (compute = "bf16"), and wgrad of recipe "rowwise_hp_wgrad", multiply the
- * caller's own tensors: args have fields for these, required there and refused (not NULL) elsewhere. The
- * operands are then optional; where they are given, their shapes and versions are checked all the same.
+/* Layers that compute in bf16 (compute = "bf16"), and wgrad of recipe "rowwise_hp_wgrad", multiply
+ * the caller's own tensors: args have fields for these, required there and refused (not NULL)
+ * elsewhere. The operands are then optional; where they are given, their shapes and versions are
+ * checked all the same.
  *
  * Quantises w[N,K] into `weight` and gives it `version` (not 0). Does nothing if weight->version is
- * already `version`; but a weight that an evaluation quantised (weight->evaluated) is quantised again,
- * into the same bytes, by the first call that is none, which tells the state its amax. copies: FP8_COPY_BOTH, or FP8_COPY_ROW where no dgrad is wanted; 0 = both; copies
- * that the recipe has not are left out.
+ * already `version`; but a weight that an evaluation quantised (weight->evaluated) is quantised
+ * again, into the same bytes, by the first call that is none, which tells the state its amax.
+ * copies: FP8_COPY_BOTH, or FP8_COPY_ROW where no dgrad is wanted; 0 = both; copies that the recipe
+ * has not are left out.
  *
  * LAW: a version names the contents. One fp8_layer may serve many weights, and nothing is keyed by an
  * address, so the version alone tells whether `weight` holds w already and whether backward meets the
@@ -375,13 +382,14 @@ enum {
  *   - clear the operand before another weight takes it: FP8_OPERAND_INIT, then data and bytes. dgrad
  *     then still takes two weights of one version for the same.
  *
- * In a CUDA graph `refresh` decides: versions are the host's, and the host sees a capture once and its
- * replays never. With it the versions are not compared, the call always enqueues, and at each run its
- * kernels do nothing (found_inf is not written either) where the word is 0. The operand carries `version`
- * afterwards, whatever the word: it names the update's place in the graph, the same in every replay, so
- * that saved and weight of one graph agree. What the bytes hold is then the caller's affair: the word is
- * not 0 in the first run, nor in the first after something else used the operand's memory. A later call
- * without refresh brings another version, else it takes the operand for current.
+ * In a CUDA graph `refresh` decides: versions are the host's, and the host sees a capture once and
+ * its replays never. With it the versions are not compared, the call always enqueues, and at each
+ * run its kernels do nothing (found_inf is not written either) where the word is 0. The operand
+ * carries `version` afterwards, whatever the word: it names the update's place in the graph, the
+ * same in every replay, so that saved and weight of one graph agree. What the bytes hold is then
+ * the caller's affair: the word is not 0 in the first run, nor in the first after something else
+ * used the operand's memory. A later call without refresh brings another version, else it takes the
+ * operand for current.
  * FP8_ERR_UNSUPPORTED: refresh with a bundle whose weight steps do not take it. */
 typedef struct fp8_weight_args {
     uint32_t size;
@@ -420,8 +428,8 @@ typedef struct fp8_fprop_args {
     uint64_t reserved[4];
 } fp8_fprop_args;
 
-/* Reads dy as often as its recipe must (`current`: amax, then cast) and never again: fills grad for wgrad
- * (transposed copy) and dgrad (row copy), and writes dbias. */
+/* Reads dy as often as its recipe must (`current`: amax, then cast) and never again: fills grad for
+ * wgrad (transposed copy) and dgrad (row copy), and writes dbias. */
 typedef struct fp8_quantize_dy_args {
     uint32_t size;
     uint32_t copies;          /* FP8_COPY_*; 0 = both; what the recipe has not is left out */

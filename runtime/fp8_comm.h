@@ -1,9 +1,10 @@
 /*
  * fp8_comm.h - communicators of libfp8: collectives on FP8 bytes, gradients and amaxes over ranks.
  *
- * Four calls, as much as weight parallel needs: all_gather and all_to_all of bytes, reduce_scatter of bf16 or
- * fp32 numbers, all_reduce_max of fp32 numbers. Over NCCL (communicators of its own, or one that the caller has), or
- * between threads of one process, which is what the host backend runs on.
+ * Four calls, as much as weight parallel needs: all_gather and all_to_all of bytes, reduce_scatter
+ * of bf16 or fp32 numbers, all_reduce_max of fp32 numbers. Over NCCL (communicators of its own, or
+ * one that the caller has), or between threads of one process, which is what the host backend runs
+ * on.
  *
  * The laws of fp8.h hold here. In addition:
  *   - All ranks of a communicator make the same collective calls in the same order. A rank that does
@@ -128,8 +129,9 @@ typedef struct fp8_comm_adopt_args {
         }                                                                                          \
     }
 
-/* Uses a communicator of the caller's. It is never aborted, finalised or destroyed here, also not after a
- * timeout: calls then fail, and the caller aborts it. No other thread may use it at the same time.
+/* Uses a communicator of the caller's. It is never aborted, finalised or destroyed here, also not
+ * after a timeout: calls then fail, and the caller aborts it. No other thread may use it at the
+ * same time.
  * FP8_ERR_LIBRARY: the NCCL found is not of nccl_version: two copies would meet one communicator. */
 FP8_API fp8_status fp8_comm_adopt(fp8_context *context, const fp8_comm_adopt_args *args,
                                   fp8_comm **comm);
@@ -139,10 +141,11 @@ FP8_API fp8_status fp8_comm_group_create(int32_t ranks, double timeout_seconds,
                                          fp8_comm_group **group);
 FP8_API void fp8_comm_group_destroy(fp8_comm_group *group);
 
-/* This thread becomes a rank of the group: all on host contexts (one shared context, or one each), or each
- * on the context of another GPU (over NCCL). Blocks until all have joined. On the host a collective is
- * done when the call returns, sums are over ranks in ascending order in fp32, and a rank that makes
- * another call, fails or leaves is an error on all at once. A rank calls from one thread at a time. */
+/* This thread becomes a rank of the group: all on host contexts (one shared context, or one each),
+ * or each on the context of another GPU (over NCCL). Blocks until all have joined. On the host a
+ * collective is done when the call returns, sums are over ranks in ascending order in fp32, and a
+ * rank that makes another call, fails or leaves is an error on all at once. A rank calls from one
+ * thread at a time. */
 FP8_API fp8_status fp8_comm_join(fp8_comm_group *group, fp8_context *context, int32_t rank,
                                  const char *name, fp8_comm **comm);
 
@@ -164,35 +167,36 @@ typedef struct fp8_comm_info {
 
 FP8_API fp8_status fp8_comm_describe(const fp8_comm *comm, fp8_comm_info *info);
 
-/* Memory for collectives of this communicator: from ncclMemAlloc and registered as a symmetric window where
- * NCCL (2.28 and newer) and the node can, so that copy engines gather it; else like fp8_memory_alloc. FP8_LOG
- * says which and why. All ranks call it in the same order with the same bytes and end alike: all have such a
- * window or none, and where one rank has no memory, no rank has (FP8_ERR_COMM on the others names it). Blocks;
- * allocates. */
+/* Memory for collectives of this communicator: from ncclMemAlloc and registered as a symmetric
+ * window where NCCL (2.28 and newer) and the node can, so that copy engines gather it; else like
+ * fp8_memory_alloc. FP8_LOG says which and why. All ranks call it in the same order with the same
+ * bytes and end alike: all have such a window or none, and where one rank has no memory, no rank
+ * has (FP8_ERR_COMM on the others names it). Blocks; allocates. */
 FP8_API fp8_status fp8_comm_alloc(fp8_comm *comm, size_t bytes, void **memory);
 /* Every rank frees what it allocated, in the same order, before fp8_comm_destroy. */
 FP8_API void fp8_comm_free(fp8_comm *comm, void *memory);
 
 /* One piece of a gather: this rank's `bytes` at send go to recv + rank * bytes on all ranks.
- * send and recv are apart, or send is recv + rank * bytes: in place; all other overlaps are refused. bytes is
- * the same on all ranks and may be 0. */
+ * send and recv are apart, or send is recv + rank * bytes: in place; all other overlaps are
+ * refused. bytes is the same on all ranks and may be 0. */
 typedef struct fp8_gather_part {
     const void *send;
     void *recv; /* ranks * bytes */
     size_t bytes;
 } fp8_gather_part;
 
-/* One piece of an exchange: bytes [r * bytes, (r + 1) * bytes) of this rank's send go to recv + rank * bytes on
- * rank r. send and recv do not overlap. bytes is the same on all ranks and may be 0. */
+/* One piece of an exchange: bytes [r * bytes, (r + 1) * bytes) of this rank's send go to recv +
+ * rank * bytes on rank r. send and recv do not overlap. bytes is the same on all ranks and may be
+ * 0. */
 typedef struct fp8_exchange_part {
     const void *send; /* ranks * bytes */
     void *recv;       /* ranks * bytes */
     size_t bytes;
 } fp8_exchange_part;
 
-/* One piece of a sum: recv[0..count) = sum over ranks of their send[rank * count + i], or the average. recv is in
- * memory of fp8_comm_alloc on all ranks or on none, and send too: NCCL has other kernels for it, which do not meet
- * the usual ones. */
+/* One piece of a sum: recv[0..count) = sum over ranks of their send[rank * count + i], or the
+ * average. recv is in memory of fp8_comm_alloc on all ranks or on none, and send too: NCCL has
+ * other kernels for it, which do not meet the usual ones. */
 typedef struct fp8_reduce_part {
     const void *send; /* ranks * count elements */
     void *recv; /* count elements; apart from send, or in place: send + rank * count. All other
@@ -202,7 +206,8 @@ typedef struct fp8_reduce_part {
     uint32_t average;
 } fp8_reduce_part;
 
-/* All parts form one operation; memory that one of them writes is of no other part, which is not checked. `label` says what is moved ("w of layer 'qkv'") in messages and is copied.
+/* All parts form one operation; memory that one of them writes is of no other part, which is not
+ * checked. `label` says what is moved ("w of layer 'qkv'") in messages and is copied.
  * FP8_ERR_COMM, FP8_ERR_TIMEOUT, FP8_ERR_ARGUMENT. */
 FP8_API fp8_status fp8_comm_all_gather(fp8_comm *comm, const fp8_gather_part *parts,
                                        size_t part_count, const char *label, fp8_stream stream);
@@ -222,8 +227,8 @@ FP8_API fp8_status fp8_comm_wait(fp8_comm *comm, fp8_stream stream);
 /* For a rank that cannot go on: fails the communicator here with `why`, at once on all ranks of a local
  * group; over NCCL the others run into their timeout (or NCCL's own error). */
 FP8_API void fp8_comm_abort(fp8_comm *comm, const char *why);
-/* Compares a text of at most 255 bytes over all ranks. Blocks. FP8_ERR_COMM on every rank if they differ,
- * with both texts and the ranks: for hashes of specs, versions. */
+/* Compares a text of at most 255 bytes over all ranks. Blocks. FP8_ERR_COMM on every rank if they
+ * differ, with both texts and the ranks: for hashes of specs, versions. */
 FP8_API fp8_status fp8_comm_agree(fp8_comm *comm, const char *what, const char *text);
 
 #ifdef __cplusplus

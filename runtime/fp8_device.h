@@ -1,6 +1,6 @@
 /*
- * fp8_device.h - memory, streams, events and the libraries that are opened at run time, for programs without the
- * CUDA runtime.
+ * fp8_device.h - memory, streams, events and the libraries that are opened at run time, for
+ * programs without the CUDA runtime.
  *
  * The same calls on the host context use malloc and the CPU's clock, so one program serves both.
  */
@@ -44,8 +44,9 @@ typedef enum fp8_library {
 } fp8_library;
 
 /* Opens a library as the runtime does (a copy already in the process, then the soname, then
- * FP8_CUBLASLT_PATH or FP8_NCCL_PATH) and looks up a symbol, so that a program shares the runtime's copy. symbol may be
- * NULL to ask only whether the library is there. *path (may be NULL) is valid for the process's life.
+ * FP8_CUBLASLT_PATH or FP8_NCCL_PATH) and looks up a symbol, so that a program shares the runtime's
+ * copy. symbol may be NULL to ask only whether the library is there. *path (may be NULL) is valid
+ * for the process's life.
  * FP8_ERR_LIBRARY: what was searched and what is missing. */
 FP8_API fp8_status fp8_library_symbol(fp8_library library, const char *symbol, void **address,
                                       const char **path);

@@ -1,5 +1,6 @@
 /*
- * fp8_model.h - weight parallel (FSDP, ZeRO-3) on top of fp8.h and fp8_comm.h: shards, hooks, the model.
+ * fp8_model.h - weight parallel (FSDP, ZeRO-3) on top of fp8.h and fp8_comm.h: shards, hooks, the
+ * model.
  *
  * Every rank holds rows of each weight. After the optimizer step the rows are quantised with the amax
  * of the whole weight (one all-reduce for all layers); before a pass the FP8 bytes of all ranks are
@@ -56,38 +57,36 @@ typedef struct fp8_sharding {
 FP8_API fp8_status fp8_shard_range(const fp8_layer *layer, const fp8_sharding *sharding,
                                    int64_t *first, int64_t *count, int64_t *chunk);
 
-/* Bytes of a quantised shard, the same for all ranks, a multiple of 256. What they hold, in this order, each
- * part 256-byte aligned:
+/* Bytes of a quantised shard, the same for all ranks, a multiple of 256. What they hold, in this
+ * order, each part 256-byte aligned:
  *     scales      float32[16] as in an operand
  *     tiles       with scaling of 128 x 128: float32 [chunk / 128][roundup(ceil(K / 128), 4)]
  *     row scales  with a scale a row: float32 [chunk]
  *     data        rows: chunk rows of roundup(K,128) bytes; elements: chunk bytes
- *     transposed  with a scale a row, or where the sharding asks for it: float32[16] as in an operand;
- *                 with rowwise float32 [roundup(K,16)], the scales of the columns; roundup(K,16) rows of
- *                 roundup(chunk,128) bytes
- * Unused rows and bytes are zero. Gather it as bytes. Recipes: all that quantise w (delayed: the scale comes
- * from the amax given, not from the state). */
+ *     transposed  with a scale a row, or where the sharding asks for it: float32[16] as in an
+ *                 operand; with rowwise float32 [roundup(K,16)], the scales of the columns;
+ *                 roundup(K,16) rows of roundup(chunk,128) bytes
+ * Unused rows and bytes are zero. Gather it as bytes. Recipes: all that quantise w (delayed: the
+ * scale comes from the amax given, not from the state). */
 FP8_API fp8_status fp8_shard_bytes(const fp8_layer *layer, const fp8_sharding *sharding,
                                    size_t *bytes);
 
-/* How many amaxes a weight has: 1; K with recipe rowwise (of the columns); 1 that stays 0 with scaling of
- * 128 x 128. */
+/* How many amaxes a weight has: 1; K with recipe rowwise (of the columns); 1 that stays 0 with
+ * scaling of 128 x 128. */
 FP8_API fp8_status fp8_shard_amaxes(const fp8_layer *layer, int64_t *count);
 
 /* What is quantised, or looked at. */
 typedef struct fp8_shard_args {
     uint32_t size;
     uint32_t reserved0;
-    int64_t
-        count; /* rows or elements here; at most the chunk. An engine with ranges of its own takes any */
+    int64_t count; /* rows or elements here, at most the chunk; ranges of an engine's own are any */
     const fp8_sharding *sharding;
     const fp8_tensor
         *source; /* w_dtype: [count, K], or for elements [1, count]; NULL if count is 0 */
-    float *
-        amax; /* device, fp8_shard_amaxes numbers. shard_amax: receives the largest finite |w| of the shard
-                  * (rowwise: of each column). shard_quantize: those of the whole weight, read in stream
-                  * order; as fp8_weight_args.amax. With scaling of 128 x 128 there is nothing to know: 0 comes
-                  * out, and NULL will do */
+    float *amax; /* device, fp8_shard_amaxes numbers. shard_amax: receives the largest finite |w| of
+               * the shard (rowwise: of each column). shard_quantize: those of the whole weight,
+               * read in stream order; as fp8_weight_args.amax. With scaling of 128 x 128 there is
+               * nothing to know: 0 comes out, and NULL will do */
     void *shard; /* shard_quantize: fp8_shard_bytes, 16-byte aligned; written whole */
     size_t shard_bytes;
     uint32_t *
@@ -105,10 +104,10 @@ typedef struct fp8_shard_args {
         }                                                                                          \
     }
 
-/* The amaxes of this shard; the maximum over ranks (fp8_comm_all_reduce_max, or the engine's own all-reduce: one
- * for all weights) is the amax of the weight. */
+/* The amaxes of this shard; the maximum over ranks (fp8_comm_all_reduce_max, or the engine's own
+ * all-reduce: one for all weights) is the amax of the weight. */
 FP8_API fp8_status fp8_shard_amax(const fp8_layer *layer, const fp8_shard_args *args);
-/* The FP8 bytes and the scale of this shard: exactly those that fp8_weight_update gives these elements. */
+/* The FP8 bytes and the scale of this shard, exactly as fp8_weight_update gives these elements. */
 FP8_API fp8_status fp8_shard_quantize(const fp8_layer *layer, const fp8_shard_args *args);
 
 /* A quantised shard that has arrived. */
@@ -121,8 +120,8 @@ typedef struct fp8_shard_piece {
 typedef struct fp8_unpack_args {
     uint32_t size;
     uint32_t
-        copies; /* FP8_COPY_*; 0 = both. The transposed copy is made from the row copy, or where rows have
-                      * scales of their own from the transposed parts */
+        copies; /* FP8_COPY_*; 0 = both. The transposed copy is made from the row copy, or where
+                 * rows have scales of their own from the transposed parts */
     const fp8_sharding *sharding;  /* rank is not read */
     const fp8_shard_piece *pieces; /* ascending, together exactly w; empty ones may be there */
     size_t piece_count;
@@ -158,9 +157,9 @@ typedef struct fp8_hook_request {
     uint64_t reserved[4];
 } fp8_hook_request;
 
-/* A weight hook's answer: an operand with the copies asked for (of any source: gathered, cached), or a
- * tensor (w[N,K] in w_dtype, which the model then quantises into memory of its own, or multiplies as it is
- * with compute "bf16"; bias[1,N]). Both
+/* A weight hook's answer: an operand with the copies asked for (of any source: gathered, cached),
+ * or a tensor (w[N,K] in w_dtype, which the model then quantises into memory of its own, or
+ * multiplies as it is with compute "bf16"; bias[1,N]). Both
  * stay the caller's and are only read, in work that is enqueued on request->stream before the pass
  * returns: an event recorded there afterwards says when they are free. */
 typedef struct fp8_weight_view {
@@ -172,16 +171,17 @@ typedef struct fp8_weight_view {
     uint64_t reserved[4];
 } fp8_weight_view;
 
-/* What the data is ready for on return: work on request->stream. Work on other streams must have been
- * joined to it. An error is returned from the pass unchanged; nothing of the pass that reads the weight
- * has been enqueued then, and the layer can be used again. During a graph capture hooks are called once,
- * at capture. */
+/* What the data is ready for on return: work on request->stream. Work on other streams must have
+ * been joined to it. An error is returned from the pass unchanged; nothing of the pass that reads
+ * the weight has been enqueued then, and the layer can be used again. During a graph capture hooks
+ * are called once, at capture. */
 typedef fp8_status (*fp8_weight_hook)(void *user, const fp8_hook_request *request,
                                       fp8_weight_view *view);
-/* dw[N,K] (or dbias[1,N]) is complete in the order of request->stream; the hook replaces the model's
- * reduce-scatter. The tensor is the model's (or backward's dw) and may be read and written until the hook
- * returns and what it enqueued on request->stream is done, or, if it sets *done, until that event has
- * happened: recorded by the hook on any stream, owned by the hook, alive until the next call of it. */
+/* dw[N,K] (or dbias[1,N]) is complete in the order of request->stream; the hook replaces the
+ * model's reduce-scatter. The tensor is the model's (or backward's dw) and may be read and written
+ * until the hook returns and what it enqueued on request->stream is done, or, if it sets *done,
+ * until that event has happened: recorded by the hook on any stream, owned by the hook, alive until
+ * the next call of it. */
 typedef fp8_status (*fp8_grad_hook)(void *user, const fp8_hook_request *request,
                                     const fp8_tensor *grad, fp8_event **done);
 /* output: y has been enqueued; the hook may enqueue work that reads or writes it. grad_output: called
@@ -288,12 +288,14 @@ typedef struct fp8_model_bytes {
 /* What fp8_model_create would allocate. Pure. */
 FP8_API fp8_status fp8_model_measure(const fp8_model_options *options, fp8_model_bytes *bytes);
 
-/* Compares the models of all ranks, then allocates and registers the pool. Blocks until all ranks have come;
- * fails on all ranks if it does on one. Context, layers and comm must outlive the model.
- * Alike on all ranks: hash, the options above but comm_sms, and of every layer its name, group, features, bias,
- * dtypes, compute, recipe with all its options, accumulations, whether it has a weight and a grad hook. A rank
- * may have its own tokens, max_tokens, GPU, kernels, comm_sms and hooks on outputs and their gradients.
- * FP8_ERR_COMM: the field that differs, of which layer, with both values; or another rank has failed. */
+/* Compares the models of all ranks, then allocates and registers the pool. Blocks until all ranks
+ * have come; fails on all ranks if it does on one. Context, layers and comm must outlive the model.
+ * Alike on all ranks: hash, the options above but comm_sms, and of every layer its name, group,
+ * features, bias, dtypes, compute, recipe with all its options, accumulations, whether it has a
+ * weight and a grad hook. A rank may have its own tokens, max_tokens, GPU, kernels, comm_sms and
+ * hooks on outputs and their gradients.
+ * FP8_ERR_COMM: the field that differs, of which layer, with both values; or another rank has
+ * failed. */
 FP8_API fp8_status fp8_model_create(const fp8_model_options *options, fp8_model **model);
 /* All ranks; enqueued work must be done. */
 FP8_API void fp8_model_destroy(fp8_model *model);
@@ -330,24 +332,28 @@ typedef struct fp8_model_update_args {
 
 FP8_API fp8_status fp8_model_update(fp8_model *model, const fp8_model_update_args *args);
 
-/* fp8_state_advance for a state of this model's layers. Where their spec says amax_group = "fsdp", the amaxes
- * are first reduced over the ranks, all of the state in one all-reduce: every rank calls it, with states alike,
- * whether or not it had tokens. FP8_ERR_ARGUMENT: of another context, or the model has no communicator. */
+/* fp8_state_advance for a state of this model's layers. Where their spec says amax_group = "fsdp",
+ * the amaxes are first reduced over the ranks, all of the state in one all-reduce: every rank calls
+ * it, with states alike, whether or not it had tokens. FP8_ERR_ARGUMENT: of another context, or the
+ * model has no communicator. */
 FP8_API fp8_status fp8_model_advance(fp8_model *model, fp8_state *state, fp8_stream stream);
 
-/* Starts the gather of the layer's group for a pass (FP8_PASS_FPROP or FP8_PASS_DGRAD) unless it is under
- * way or there, on the model's stream. The passes do this themselves, one group ahead. All ranks do it in
- * the same order. If no slot is free it does nothing: the pass that needs the weight gathers then. */
+/* Starts the gather of the layer's group for a pass (FP8_PASS_FPROP or FP8_PASS_DGRAD) unless it is
+ * under way or there, on the model's stream. The passes do this themselves, one group ahead. All
+ * ranks do it in the same order. If no slot is free it does nothing: the pass that needs the weight
+ * gathers then. */
 FP8_API fp8_status fp8_model_gather(fp8_model *model, int32_t layer, fp8_pass pass);
-/* For passes of the caller's own: the weight with the copy that `pass` reads, valid for work on call->stream
- * until fp8_model_release. Gathers if nobody has. *weight is the model's: read it only. */
+/* For passes of the caller's own: the weight with the copy that `pass` reads, valid for work on
+ * call->stream until fp8_model_release. Gathers if nobody has. *weight is the model's: read it
+ * only. */
 FP8_API fp8_status fp8_model_acquire(fp8_model *model, int32_t layer, fp8_pass pass,
                                      const fp8_call *call, const fp8_operand **weight);
 /* All reads are enqueued on `stream`; the slot may be used again after them. */
 FP8_API fp8_status fp8_model_release(fp8_model *model, int32_t layer, fp8_stream stream);
 
-/* fp8_layer_fprop with the layer's weight: args->weight is NULL; args->bias is NULL where the model or a hook
- * has it. Order: weight hook, fprop, output hook. Starts the gather of the next group first. */
+/* fp8_layer_fprop with the layer's weight: args->weight is NULL; args->bias is NULL where the model
+ * or a hook has it. Order: weight hook, fprop, output hook. Starts the gather of the next group
+ * first. */
 FP8_API fp8_status fp8_model_fprop(fp8_model *model, int32_t layer, const fp8_fprop_args *args);
 
 typedef struct fp8_model_backward_args {
@@ -374,27 +380,28 @@ typedef struct fp8_model_backward_args {
         }                                                                                          \
     }
 
-/* Order: grad_output hook, quantize_dy, wgrad, grad hook or the start of the reduce-scatter, weight hook,
- * dgrad: the reduce-scatter runs on the model's stream behind dgrad and the next backward. dw and dbias of
- * this rank are ready for work that comes after fp8_model_join. */
+/* Order: grad_output hook, quantize_dy, wgrad, grad hook or the start of the reduce-scatter, weight
+ * hook, dgrad: the reduce-scatter runs on the model's stream behind dgrad and the next backward. dw
+ * and dbias of this rank are ready for work that comes after fp8_model_join. */
 FP8_API fp8_status fp8_model_backward(fp8_model *model, int32_t layer,
                                       const fp8_model_backward_args *args);
 
-/* Joins `stream` and the model's own stream: each waits for what the other has now. Before the optimizer
- * step; and around CUDA graphs:
+/* Joins `stream` and the model's own stream: each waits for what the other has now. Before the
+ * optimizer step; and around CUDA graphs:
  *
- * Every call above but create and destroy can be captured in every mode, collectives and gathers ahead
- * included, once the model is made. A capture begins and ends with fp8_model_join on its stream: the
- * first takes the model's stream in (a pass does so, too; fp8_model_gather alone cannot), without the last
- * the capture has a stream that was not joined. Inside, nothing counts as gathered that was gathered
- * outside, and the reverse; an update is always enqueued, also of a version that the model has, and counts
- * as done from then on, though its values come with the launch: after a capture that is dropped, update
- * again. All ranks capture and launch the same.
+ * Every call above but create and destroy can be captured in every mode, collectives and gathers
+ * ahead included, once the model is made. A capture begins and ends with fp8_model_join on its
+ * stream: the first takes the model's stream in (a pass does so, too; fp8_model_gather alone
+ * cannot), without the last the capture has a stream that was not joined. Inside, nothing counts as
+ * gathered that was gathered outside, and the reverse; an update is always enqueued, also of a
+ * version that the model has, and counts as done from then on, though its values come with the
+ * launch: after a capture that is dropped, update again. All ranks capture and launch the same.
  * Between a launch and calls outside the graph: fp8_model_join on the stream of the launch.
  * Collectives of a graph are not watched: where a rank does not launch it, fp8_comm_wait ends with the
  * timeout, and the error names the graph, not the collective.
- * FP8_ERR_CAPTURE, from every call, and the capture goes on: a weight is still acquired that was acquired on
- * the other side of the capture; the model is in a capture that has not ended, and the stream is not. */
+ * FP8_ERR_CAPTURE, from every call, and the capture goes on: a weight is still acquired that was
+ * acquired on the other side of the capture; the model is in a capture that has not ended, and the
+ * stream is not. */
 FP8_API fp8_status fp8_model_join(fp8_model *model, fp8_stream stream);
 
 /* ---- what ran when ---- */
@@ -408,7 +415,7 @@ typedef struct fp8_model_span {
     double start, finish; /* seconds from fp8_model_trace */
 } fp8_model_span;
 
-/* Starts to record up to `capacity` spans from work enqueued from now on (0: stops, frees). Allocates. */
+/* Starts to record up to `capacity` spans of work enqueued from now on (0: stops, frees). Allocates. */
 FP8_API fp8_status fp8_model_trace(fp8_model *model, int32_t capacity, fp8_stream stream);
 /* Blocks until all recorded work is done, writes the spans and forgets them. */
 FP8_API fp8_status fp8_model_spans(fp8_model *model, fp8_model_span *spans, int32_t *count);

@@ -1,6 +1,7 @@
 /*
- * fp8_primitives.h - the parts of the passes, for callers that put them together by themselves: quantise a
- * tensor, its amax alone, a weight that is FP8 already, a transposed copy, values back, one product.
+ * fp8_primitives.h - the parts of the passes, for callers that put them together by themselves:
+ * quantise a tensor, its amax alone, a weight that is FP8 already, a transposed copy, values back,
+ * one product.
  *
  * The laws of fp8.h hold; errors are those of the passes.
  */
@@ -30,9 +31,9 @@ typedef struct fp8_quantize_args {
     uint64_t reserved[4];
 } fp8_quantize_args;
 
-/* *amax = the largest finite |source[i,j]| (0 if there is none), or the larger of that and *amax: for a
- * caller that reduces amaxes over ranks, or over tensors, before it quantises. Layers of recipes "current"
- * and "delayed". */
+/* *amax = the largest finite |source[i,j]| (0 if there is none), or the larger of that and *amax:
+ * for a caller that reduces amaxes over ranks, or over tensors, before it quantises. Layers of
+ * recipes "current" and "delayed". */
 typedef struct fp8_amax_args {
     uint32_t size;
     fp8_role role;
@@ -45,11 +46,11 @@ typedef struct fp8_amax_args {
     uint64_t reserved[4];
 } fp8_amax_args;
 
-/* A weight that is FP8 already, as a checkpoint has it: w = q * scale_inv, a scale for each stretch of rows. A
- * fused weight ([q; k; v]) keeps the scale of each part; several need a layer that scales w by row (recipes
- * "rowwise", "rowwise_hp_wgrad"), one also fits "current" and "delayed". Fills the row copy, what fprop
- * reads; fp8_transpose makes the other one where there is one scale. The call is asynchronous, but
- * scale_inv and rows are read before it returns.
+/* A weight that is FP8 already, as a checkpoint has it: w = q * scale_inv, a scale for each stretch
+ * of rows. A fused weight ([q; k; v]) keeps the scale of each part; several need a layer that
+ * scales w by row (recipes "rowwise", "rowwise_hp_wgrad"), one also fits "current" and "delayed".
+ * Fills the row copy, what fprop reads; fp8_transpose makes the other one where there is one scale.
+ * The call is asynchronous, but scale_inv and rows are read before it returns.
  * FP8_ERR_SHAPE: the stretches do not cover w, a scale is missing; FP8_ERR_UNSUPPORTED: the recipe. */
 typedef struct fp8_import_args {
     uint32_t size;
@@ -63,10 +64,10 @@ typedef struct fp8_import_args {
     uint64_t reserved[4];
 } fp8_import_args;
 
-/* Makes the transposed copy of a filled operand from its row copy, without the tensor it came from: the
- * bytes that quantising both copies would have given. operand->bytes must be enough for both. Where each
- * copy has scales of its own (scaling by row, or by block of a row) that is not possible: FP8_ERR_UNSUPPORTED.
- * Does nothing if the copy is there. */
+/* Makes the transposed copy of a filled operand from its row copy, without the tensor it came from:
+ * the bytes that quantising both copies would have given. operand->bytes must be enough for both.
+ * Where each copy has scales of its own (scaling by row, or by block of a row) that is not
+ * possible: FP8_ERR_UNSUPPORTED. Does nothing if the copy is there. */
 typedef struct fp8_transpose_args {
     uint32_t size;
     uint32_t reserved0;

@@ -2,9 +2,10 @@
  * kernel.c - a kernel of the bundle: loading its cubin, its grid, its parameter list, its launch.
  *
  * An op's arguments arrive evaluated in the op's order; the kernel record says which of them the
- * kernel takes, in which order. The parameter list is an array of pointers to those values; an int32
- * is the low half of its value, which comes first in memory. The host context executes the op itself, with the semantics of the same record. Kernels of
- * op gemm take tensor maps too: gemm_generated.c makes their lists.
+ * kernel takes, in which order. The parameter list is an array of pointers to those values; an
+ * int32 is the low half of its value, which comes first in memory. The host context executes the op
+ * itself, with the semantics of the same record. Kernels of op gemm take tensor maps too:
+ * gemm_generated.c makes their lists.
  */
 #include <stdio.h>
 
@@ -108,8 +109,8 @@ static CUresult launch(const struct fp8_driver *driver, const struct fp8_kernel 
     return driver->launch_kernel_ex(&config, kernel->function, parameters, NULL);
 }
 
-/* A cluster lies within one GPC, whose number of SMs is no multiple of every size: fewer run at once than SMs
- * would be enough for. */
+/* A cluster lies within one GPC, whose number of SMs is no multiple of every size: fewer run at
+ * once than SMs would be enough for. */
 static CUresult count_clusters(const struct fp8_context *context, struct fp8_kernel *kernel)
 {
     CUlaunchAttribute attributes[MOST_ATTRIBUTES];

@@ -1,11 +1,13 @@
 /*
  * model.c - the model: its layout, its creation, what it can be asked.
  *
- * In: layers in forward order and the communicator over which their weights are sharded. Out: one piece of
- * device memory, the same layout on all ranks because every shard is padded to the largest, in which lie
+ * In: layers in forward order and the communicator over which their weights are sharded. Out: one
+ * piece of device memory, the same layout on all ranks because every shard is padded to the
+ * largest, in which lie
  *     shards   FP8 rows of this rank behind their scales, and its part of the biases
- *     slots    whole weights: the operand of each layer of a group, laid out so that the rows of all ranks
- *              arrive in place; the transposed copy is made behind them where backward wants it
+ *     slots    whole weights: the operand of each layer of a group, laid out so that the rows of
+ *              all ranks arrive in place; the transposed copy is made behind them where backward
+ *              wants it
  *     grads    two whole gradients, which are reduced while the next is computed
  *     amaxes   one number a layer, or one a column of its weight
  * and a stream on which every collective of the model runs, so that all ranks run them in one order.

@@ -1,10 +1,10 @@
 /*
  * model.h - the model as its rooms share it: where its memory lies, what is gathered, what runs.
  *
- * model.c lays out and makes it, model_agree.c compares it over the ranks, model_update.c quantises shards,
- * model_gather.c brings weights into slots, model_hold.c gives them to passes, model_pass.c runs the passes and
- * reduces gradients, model_capture.c follows the caller into graphs, model_trace.c records what ran when.
- * Not public.
+ * model.c lays out and makes it, model_agree.c compares it over the ranks, model_update.c quantises
+ * shards, model_gather.c brings weights into slots, model_hold.c gives them to passes, model_pass.c
+ * runs the passes and reduces gradients, model_capture.c follows the caller into graphs,
+ * model_trace.c records what ran when. Not public.
  */
 #ifndef FP8_MODEL_INTERNAL_H
 #define FP8_MODEL_INTERNAL_H
@@ -131,8 +131,8 @@ fp8_status fp8_model_check(const char *call, fp8_model *model, int32_t layer);
 
 /* ---- agreement (model_agree.c) ---- */
 
-/* Everything that makes ranks issue the same collectives, on operands of the same meaning. FP8_ERR_COMM names
- * the first field that differs, with both values. */
+/* Everything that makes ranks issue the same collectives, on operands of the same meaning.
+ * FP8_ERR_COMM names the first field that differs, with both values. */
 fp8_status fp8_model_agree(const fp8_model *model, const fp8_model_options *options);
 
 /* ---- captures (model_capture.c) ---- */
@@ -147,7 +147,8 @@ fp8_status fp8_model_check_own(const char *call, const fp8_model *model, uint64_
 
 /* Nothing is gathered any more. */
 void fp8_model_forget_groups(fp8_model *model);
-/* The group gets a slot of its own. All are held: an error if it is needed now, else FP8_OK and slot -1. */
+/* The group gets a slot of its own. All are held: an error if it is needed now, else FP8_OK and
+ * slot -1. */
 fp8_status fp8_model_take_slot(fp8_model *model, int group, bool needed);
 /* Gathers what a pass reads of a group, unless it is there; `needed` as above. */
 fp8_status fp8_model_bring(fp8_model *model, int group, fp8_pass pass, bool needed);

@@ -1,14 +1,14 @@
 /*
  * model_agree.c - the models of all ranks, compared before the first collective on weights.
  *
- * In: a planned model. Out: agreement, or which field of which layer differs and how. Compared is what
- * makes ranks issue the same collectives on bytes of the same meaning: the order, names and shapes of the
- * layers, how they are cut and grouped, every option of their recipes and formats, accumulations, dtypes,
- * and the options of the model. One text holds for all of it; only where it differs are the fields compared
- * one by one, which all ranks do alike.
+ * In: a planned model. Out: agreement, or which field of which layer differs and how. Compared is
+ * what makes ranks issue the same collectives on bytes of the same meaning: the order, names and
+ * shapes of the layers, how they are cut and grouped, every option of their recipes and formats,
+ * accumulations, dtypes, and the options of the model. One text holds for all of it; only where it
+ * differs are the fields compared one by one, which all ranks do alike.
  *
- * Left out is what a rank may have to itself: tokens and max_tokens (its batch), the GPU and the kernels
- * for it, comm_sms, hooks on outputs and their gradients, traces.
+ * Left out is what a rank may have to itself: tokens and max_tokens (its batch), the GPU and the
+ * kernels for it, comm_sms, hooks on outputs and their gradients, traces.
  */
 #include <inttypes.h>
 #include <stdio.h>

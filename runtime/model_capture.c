@@ -1,11 +1,12 @@
 /*
  * model_capture.c - a model's calls as part of a CUDA graph.
  *
- * In: the stream of a call. Out: the model in the same capture as that stream, or in none. A replay sees
- * nothing of the host's books, so a capture begins and ends with empty ones: what was gathered outside
- * counts as not gathered inside, and the reverse, and events of one side are never waited for on the
- * other. The model's own stream enters the capture behind the caller's, and fp8_model_join brings it back.
- * What runs between a graph and calls outside it cannot be seen from here: fp8_model_join orders that, too.
+ * In: the stream of a call. Out: the model in the same capture as that stream, or in none. A replay
+ * sees nothing of the host's books, so a capture begins and ends with empty ones: what was gathered
+ * outside counts as not gathered inside, and the reverse, and events of one side are never waited
+ * for on the other. The model's own stream enters the capture behind the caller's, and
+ * fp8_model_join brings it back. What runs between a graph and calls outside it cannot be seen from
+ * here: fp8_model_join orders that, too.
  */
 #include "runtime/model.h"
 

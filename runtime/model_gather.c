@@ -1,10 +1,11 @@
 /*
  * model_gather.c - the weights of a model: gathered into slots, a group at a time.
  *
- * In: FP8 shards of all ranks, passes that want weights. Out: operands in slots. Every decision here (which
- * slot, whether to gather) depends only on the calls that were made, never on time, so that all ranks, which
- * make the same calls, issue the same collectives. A slot is written again only behind the event of its last
- * reader; a group that was gathered ahead and not read yet gives way only to one that is needed now.
+ * In: FP8 shards of all ranks, passes that want weights. Out: operands in slots. Every decision
+ * here (which slot, whether to gather) depends only on the calls that were made, never on time, so
+ * that all ranks, which make the same calls, issue the same collectives. A slot is written again
+ * only behind the event of its last reader; a group that was gathered ahead and not read yet gives
+ * way only to one that is needed now.
  */
 #include <stdio.h>
 
@@ -25,8 +26,8 @@ void fp8_model_forget_groups(fp8_model *model)
     }
 }
 
-/* A slot that may be taken: an empty one, else that of the group that was used longest ago; only if it is
- * needed now, one that was gathered and not used yet. -1: all are held. */
+/* A slot that may be taken: an empty one, else that of the group that was used longest ago; only if
+ * it is needed now, one that was gathered and not used yet. -1: all are held. */
 static int find_slot(const fp8_model *model, int group, bool needed)
 {
     if (model->keep)
@@ -87,8 +88,9 @@ fp8_status fp8_model_take_slot(fp8_model *model, int index, bool needed)
 
 /* ---- gathering ---- */
 
-/* The pad rows that no rank brings, then the parts of the gather. The scale of a tensor is the same in all
- * shards and is read in ours: a copy of it would be a kernel that waits for SMs behind a product. */
+/* The pad rows that no rank brings, then the parts of the gather. The scale of a tensor is the same
+ * in all shards and is read in ours: a copy of it would be a kernel that waits for SMs behind a
+ * product. */
 static fp8_status prepare_rows(fp8_model *model, struct fp8_model_weight *weight, uint8_t *slot,
                                fp8_gather_part *parts, size_t *count)
 {
@@ -112,8 +114,8 @@ static fp8_status prepare_rows(fp8_model *model, struct fp8_model_weight *weight
     return FP8_OK;
 }
 
-/* What of a weight is wanted now: rows, unless they are there; of a weight with scales by row the copy of
- * this pass. */
+/* What of a weight is wanted now: rows, unless they are there; of a weight with scales by row the
+ * copy of this pass. */
 static fp8_status prepare_weight(fp8_model *model, int index, uint32_t wanted,
                                  fp8_gather_part *parts, size_t *count)
 {
@@ -132,7 +134,8 @@ static fp8_status prepare_weight(fp8_model *model, int index, uint32_t wanted,
     return prepare_rows(model, weight, slot, parts, count);
 }
 
-/* Scales of tiles and rows arrive beside the operand: padded for all ranks they can be more than it holds. */
+/* Scales of tiles and rows arrive beside the operand: padded for all ranks they can be more than it
+ * holds. */
 static fp8_status finish_rows(fp8_model *model, const struct fp8_model_weight *weight,
                               const uint8_t *slot)
 {

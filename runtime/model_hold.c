@@ -1,9 +1,10 @@
 /*
  * model_hold.c - a weight for a pass: from its slot or from a hook, held until it was read.
  *
- * In: a layer and a pass. Out: the operand with the copy that the pass reads (or w itself, with compute bf16),
- * its slot held until release, and the bias for fprop. A transposed copy is made behind the rows that have
- * arrived, once a gather. A weight of a hook needs a slot only if the hook gives it in high precision.
+ * In: a layer and a pass. Out: the operand with the copy that the pass reads (or w itself, with
+ * compute bf16), its slot held until release, and the bias for fprop. A transposed copy is made
+ * behind the rows that have arrived, once a gather. A weight of a hook needs a slot only if the
+ * hook gives it in high precision.
  */
 
 #include "runtime/model.h"
@@ -175,8 +176,8 @@ fp8_status fp8_model_acquire(fp8_model *model, int32_t layer, fp8_pass pass, con
     return model ? fp8_report(model->context, status) : status;
 }
 
-/* What was acquired in a capture that has ended has no readers outside it; what was acquired outside is not
- * released by work of a capture. */
+/* What was acquired in a capture that has ended has no readers outside it; what was acquired
+ * outside is not released by work of a capture. */
 static fp8_status let_go_captured(fp8_model *model, struct fp8_model_group *group,
                                   fp8_stream stream, bool *done)
 {

@@ -1,11 +1,13 @@
 /*
- * model_pass.c - forward and backward of a model's layers: weights held, hooks called, gradients reduced.
+ * model_pass.c - forward and backward of a model's layers: weights held, hooks called, gradients
+ * reduced.
  *
- * In: the args of the layer's own passes, without a weight. Out: the same passes, and on the model's stream
- * the gathers ahead and the reduce-scatters behind. Backward is quantize_dy, wgrad, the start of the reduce-
- * scatter, dgrad, so that the sum over the ranks runs beside dgrad and the layer before. The whole gradient
- * lies in one of two buffers (or in the caller's accumulator) and is reduced in place, or sent in parts whose
- * sum is taken here; rows that exist on no rank are reduced too and never looked at.
+ * In: the args of the layer's own passes, without a weight. Out: the same passes, and on the
+ * model's stream the gathers ahead and the reduce-scatters behind. Backward is quantize_dy, wgrad,
+ * the start of the reduce- scatter, dgrad, so that the sum over the ranks runs beside dgrad and the
+ * layer before. The whole gradient lies in one of two buffers (or in the caller's accumulator) and
+ * is reduced in place, or sent in parts whose sum is taken here; rows that exist on no rank are
+ * reduced too and never looked at.
  */
 #include <stdio.h>
 #include <string.h>
@@ -276,7 +278,7 @@ const struct fp8_kernel *fp8_model_sum(const fp8_layer *layer, fp8_dtype from, f
     return NULL;
 }
 
-/* This rank's rows of `parts` sums, or parts of a sum, which lie a chunk apart: to the caller's shard. */
+/* This rank's rows of `parts` sums, or parts of a sum, a chunk apart: to the caller's shard. */
 static fp8_status sum(struct backward *b, const struct reduction *r, const uint8_t *source,
                       int64_t parts)
 {
@@ -329,9 +331,9 @@ static fp8_status bring_together(struct backward *b, const struct reduction *r)
                        b->passes->call.stream);
 }
 
-/* Whether a sum of `share` elements can go straight into the caller's shard. Not from a registered pool: NCCL
- * has other kernels where both memories are registered, and ranks whose shards are cut short would run one, the
- * others the other, which never meet. */
+/* Whether a sum of `share` elements can go straight into the caller's shard. Not from a registered
+ * pool: NCCL has other kernels where both memories are registered, and ranks whose shards are cut
+ * short would run one, the others the other, which never meet. */
 static bool is_exact(const struct backward *b, const struct reduction *r, size_t share)
 {
     const fp8_tensor *shard = r->shard;
@@ -384,8 +386,9 @@ static fp8_status reduce_scatter(struct backward *b, const struct reduction *all
     return fp8_mark_record(model, &b->grad->free, model->stream);
 }
 
-/* Copies of every rank's part, and a sum of our own over what has arrived. No rank sends again into a place
- * before all have come to that exchange on their streams, which is behind their sums of the one before. */
+/* Copies of every rank's part, and a sum of our own over what has arrived. No rank sends again into
+ * a place before all have come to that exchange on their streams, which is behind their sums of the
+ * one before. */
 static fp8_status exchange(struct backward *b, const struct reduction *all, size_t count,
                            const char *label)
 {

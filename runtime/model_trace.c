@@ -1,9 +1,9 @@
 /*
  * model_trace.c - what a model ran and when: pairs of events around its work, read out afterwards.
  *
- * In: the places in the streams where pieces of work begin and end. Out: spans in seconds from the start
- * of the trace. Costs nothing while no trace runs; a full trace drops what comes later, and what is
- * captured into a graph has no time.
+ * In: the places in the streams where pieces of work begin and end. Out: spans in seconds from the
+ * start of the trace. Costs nothing while no trace runs; a full trace drops what comes later, and
+ * what is captured into a graph has no time.
  */
 #include "runtime/model.h"
 

@@ -1,9 +1,10 @@
 /*
  * model_update.c - new values of all weights of a model, after a step of the optimizer.
  *
- * In: every rank's shards in high precision. Out: the same in FP8 in the pool, each behind its scale, and the
- * parts of the biases: amaxes of all shards, one all-reduce for all of them, then the bytes. Nothing counts
- * as gathered afterwards. A version that is there already is not brought again, unless graphs have a say.
+ * In: every rank's shards in high precision. Out: the same in FP8 in the pool, each behind its
+ * scale, and the parts of the biases: amaxes of all shards, one all-reduce for all of them, then
+ * the bytes. Nothing counts as gathered afterwards. A version that is there already is not brought
+ * again, unless graphs have a say.
  */
 #include <stdio.h>
 
@@ -70,8 +71,9 @@ static fp8_status check_update(fp8_model *model, const fp8_model_update_args *ar
     return fp8_model_follow(call, model, args->call.stream);
 }
 
-/* Whether the shards hold this version. In a capture nothing is there that its replays will not bring, and
- * from the first update in one on nobody here knows whether a graph was launched, and with what values. */
+/* Whether the shards hold this version. In a capture nothing is there that its replays will not
+ * bring, and from the first update in one on nobody here knows whether a graph was launched, and
+ * with what values. */
 static bool is_current(const fp8_model *model, uint64_t version)
 {
     return version == model->version && !model->capture && !model->updates_captured;

@@ -1,10 +1,10 @@
 /*
  * nccl_abi.h - the few declarations of NCCL that the runtime uses, written down here.
  *
- * The CUDA toolkit does not ship nccl.h, and the library is opened at run time, so the project needs no
- * header of NCCL's to build. What is here is NCCL's binary interface: values and layouts that it never
- * changes, only extends at the end (ncclConfig_t is cut to the size that its own size field says). A test
- * compares all of it with nccl.h where one exists.
+ * The CUDA toolkit does not ship nccl.h, and the library is opened at run time, so the project
+ * needs no header of NCCL's to build. What is here is NCCL's binary interface: values and layouts
+ * that it never changes, only extends at the end (ncclConfig_t is cut to the size that its own size
+ * field says). A test compares all of it with nccl.h where one exists.
  */
 #ifndef FP8_NCCL_ABI_H
 #define FP8_NCCL_ABI_H

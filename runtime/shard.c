@@ -1,10 +1,11 @@
 /*
  * shard.c - how a weight is cut over ranks, and the quantised shard of one of them.
  *
- * In: a rank's rows (or a range of elements) of a weight in high precision, and the amax of the whole weight.
- * Out: FP8 bytes behind their scale in one piece of memory, to be gathered by anybody as bytes. The kernels are
- * those of the layer's own plan with the extents of the shard, so that the bytes are those of one GPU. A range
- * of elements is quantised as rows of 2048 and a rest: one scale for all makes the shape of no matter.
+ * In: a rank's rows (or a range of elements) of a weight in high precision, and the amax of the
+ * whole weight. Out: FP8 bytes behind their scale in one piece of memory, to be gathered by anybody
+ * as bytes. The kernels are those of the layer's own plan with the extents of the shard, so that
+ * the bytes are those of one GPU. A range of elements is quantised as rows of 2048 and a rest: one
+ * scale for all makes the shape of no matter.
  */
 #include "runtime/shard.h"
 

@@ -1,8 +1,8 @@
 /*
  * shard.h - how a weight is cut over ranks, for the primitives and the model.
  *
- * shard.c cuts and quantises, shard_rows.c does so where rows have scales of their own, shard_unpack.c makes an
- * operand of what was gathered. Not public.
+ * shard.c cuts and quantises, shard_rows.c does so where rows have scales of their own,
+ * shard_unpack.c makes an operand of what was gathered. Not public.
  */
 #ifndef FP8_SHARD_H
 #define FP8_SHARD_H

@@ -1,11 +1,13 @@
 /*
- * shard_rows.c - shards of weights whose rows have scales of their own: recipes rowwise and rowwise_hp_wgrad.
+ * shard_rows.c - shards of weights whose rows have scales of their own: recipes rowwise and
+ * rowwise_hp_wgrad.
  *
- * The row copy has a scale a row of w, which a shard of whole rows knows alone. The transposed copy has a scale
- * a column of w (or one for the tensor), over all ranks' rows: its amaxes are left to be reduced. Neither copy
- * can be made from the other, so a shard holds both: rows behind their scales, then [K][rows] behind its
- * scales, laid out like the head of an operand with the transposed copy alone. Which of them is gathered
- * depends on the pass. Shards with one scale a tensor can hold both too, if the caller asks for it.
+ * The row copy has a scale a row of w, which a shard of whole rows knows alone. The transposed copy
+ * has a scale a column of w (or one for the tensor), over all ranks' rows: its amaxes are left to
+ * be reduced. Neither copy can be made from the other, so a shard holds both: rows behind their
+ * scales, then [K][rows] behind its scales, laid out like the head of an operand with the
+ * transposed copy alone. Which of them is gathered depends on the pass. Shards with one scale a
+ * tensor can hold both too, if the caller asks for it.
  */
 #include "runtime/host.h"
 #include "runtime/shard.h"
