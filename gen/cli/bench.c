@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "gen/cli/bench.h"
 #include "gen/cli/random.h"
@@ -364,13 +363,6 @@ int bench_fp8_failed(fp8_status status, const struct bench_shape *shape, const c
 
 /* ---- measuring ------------------------------------------------------------------------------------------ */
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 static int run_all(struct bench_item *items, int count)
 {
     int code = CLI_DONE;
@@ -382,14 +374,14 @@ static int run_all(struct bench_item *items, int count)
 
 static int warm_up(struct bench *bench, struct bench_item *items, int count, double seconds)
 {
-    double start = now();
+    double start = cli_seconds();
     int code = CLI_DONE;
     do {
         for (int i = 0; !code && i < (count > 4 ? 1 : 4); i++)
             code = run_all(items, count);
         if (!code)
             code = cli_device_synchronize(&bench->device);
-    } while (!code && now() - start < seconds);
+    } while (!code && cli_seconds() - start < seconds);
     return code;
 }
 
@@ -416,12 +408,6 @@ static int run_round(struct bench *bench, struct bench_item *items, int count,
     return CLI_DONE;
 }
 
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 int bench_measure(struct bench *bench, struct bench_item *items, int count, int rounds,
                   double warm_seconds)
 {
@@ -445,10 +431,8 @@ int bench_measure(struct bench *bench, struct bench_item *items, int count, int 
     }
     if (status)
         code = cli_fp8_failed(status, "measuring");
-    for (int i = 0; !code && i < count; i++) {
-        qsort(samples + i * rounds, (size_t)rounds, sizeof *samples, compare);
-        items[i].seconds = samples[i * rounds + rounds / 2];
-    }
+    for (int i = 0; !code && i < count; i++)
+        items[i].seconds = cli_median(samples + i * rounds, rounds);
     for (int i = 0; i < 2 * count; i++)
         fp8_event_destroy(events[i / 2][i % 2]);
     free(samples);

@@ -9,7 +9,6 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "gen/cli/bench_host.h"
 #include "gen/cli/cublaslt.h"
@@ -28,19 +27,6 @@ int bench_host_calls(const struct bench_shape *shape)
     return calls > CALLS_MOST ? CALLS_MOST : calls < CALLS_LEAST ? CALLS_LEAST : (int)calls;
 }
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static int time_calls(struct bench_layer *ours, int (*call)(void *user, int set), void *user,
                       double *median)
 {
@@ -53,18 +39,16 @@ static int time_calls(struct bench_layer *ours, int (*call)(void *user, int set)
     for (int i = -calls / 10; !code && i < calls; i++) { /* the first tenth only warms */
         if (i % CALLS_BEFORE_DRAIN == 0)
             code = cli_device_synchronize(&bench->device);
-        double start = now();
+        double start = cli_seconds();
         if (!code)
             code = call(user, (i + calls) % BENCH_SETS);
         if (!code && i >= 0)
-            samples[i] = now() - start;
+            samples[i] = cli_seconds() - start;
     }
     if (!code)
         code = cli_device_synchronize(&bench->device);
-    if (!code) {
-        qsort(samples, (size_t)calls, sizeof *samples, compare);
-        *median = samples[calls / 2];
-    }
+    if (!code)
+        *median = cli_median(samples, calls);
     free(samples);
     return code;
 }

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "gen/cli/bench_shard.h"
+#include "gen/cli/plan.h"
 
 static const char *const device_choices[] = { "cuda", "host", NULL };
 static const char *const reduce_choices[] = { "auto", "collective", "exchange", NULL };
@@ -108,12 +109,6 @@ enum { CASES = sizeof cases / sizeof cases[0] };
 
 /* ---- measuring ------------------------------------------------------------------------------------------ */
 
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* What a turn is timed with; `lead` keeps the stream busy while the host enqueues. */
 struct clock {
     fp8_event *events[2];
@@ -198,10 +193,8 @@ int shard_bench_measure(struct shard_bench_rank *r, struct shard_bench_item *ite
         for (int i = 0; !code && i < count; i++)
             code = take_turn(r, &items[i], repeats, &clock,
                              round < 0 ? &ignored : &samples[i * rounds + round]);
-    for (int i = 0; !code && i < count; i++) {
-        qsort(samples + i * rounds, (size_t)rounds, sizeof *samples, compare);
-        items[i].seconds = samples[i * rounds + rounds / 2];
-    }
+    for (int i = 0; !code && i < count; i++)
+        items[i].seconds = cli_median(samples + i * rounds, rounds);
     close_clock(&r->rank->device, &clock);
     free(samples);
     return code;
@@ -323,7 +316,6 @@ static int build(struct shard_bench *b, const struct cli_ranks *all, char **fold
         .path = "bench", .template_dir = v->template_dir, .tuning = v->tuning, .gemm = v->gemm
     };
     char *text = write_spec(b);
-    const char *plan = NULL;
     if (!text) {
         cli_error("out of memory");
         return CLI_MACHINE;
@@ -333,10 +325,7 @@ static int build(struct shard_bench *b, const struct cli_ranks *all, char **fold
     if (!code)
         code = cli_device_build(&all->lead, b->gen, folder, path);
     const bool predicts = !code && !all->lead.is_host; /* of a GPU */
-    fp8gen_status status = predicts ? fp8gen_plan(b->gen, &plan) : FP8GEN_OK;
-    if (status)
-        code = cli_gen_failed(b->gen, status, "the plan");
-    json_t *whole = plan ? json_loads(plan, 0, NULL) : NULL;
+    json_t *whole = predicts ? plan_read(b->gen, "the plan", &code) : NULL;
     b->predicted = json_incref(json_object_get(whole, "predicted"));
     json_decref(whole);
     return code;

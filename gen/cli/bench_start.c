@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "gen/cli/bench_host.h"
@@ -33,25 +32,6 @@ struct start {
     char names[LAYERS_MAX][64];
     fp8_layer_description descriptions[LAYERS_MAX];
 };
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *samples, int count)
-{
-    qsort(samples, (size_t)count, sizeof *samples, compare);
-    return samples[count / 2];
-}
 
 static void print_row(const struct start *s, const char *name, const char *pass, double value,
                       const char *unit)
@@ -108,9 +88,9 @@ static int measure_cold(struct start *s)
         snprintf(name, sizeof name, "bundle%d", i);
         s->bundle = cli_path_join(s->folder, name);
         cli_progress("cold start [%d/%d]", i + 1, rounds);
-        double begin = now();
+        double begin = cli_seconds();
         code = s->cache && s->bundle ? build_cold(s, s->cache, s->bundle) : CLI_MACHINE;
-        samples[i] = now() - begin;
+        samples[i] = cli_seconds() - begin;
     }
     cli_progress_end();
     if (kept)
@@ -120,7 +100,7 @@ static int measure_cold(struct start *s)
     free(kept);
     if (!code)
         print_row(s, "cold start, an empty cache and two compile threads", "build",
-                  1e3 * median(samples, rounds), "ms");
+                  1e3 * cli_median(samples, rounds), "ms");
     return code;
 }
 
@@ -140,14 +120,14 @@ static int open_once(struct start *s, double *seconds)
     fp8_bundle *bundle = NULL;
     fp8_layer *layers[LAYERS_MAX] = { NULL };
     fp8_status status = open_context(s, &context);
-    double begin = now();
+    double begin = cli_seconds();
     if (!status)
         status = fp8_bundle_open(context, s->bundle, &bundle);
     int count = fp8_bundle_layer_count(bundle);
     count = count < LAYERS_MAX ? count : LAYERS_MAX;
     for (int i = 0; !status && i < count; i++)
         status = fp8_layer_create(bundle, fp8_bundle_layer_name(bundle, i), &layers[i]);
-    *seconds = now() - begin;
+    *seconds = cli_seconds() - begin;
     int code = status ? cli_fp8_failed(status, "opening %s", s->bundle) : CLI_DONE;
     for (int i = 0; i < count; i++) {
         if (s->layers == 0)
@@ -163,12 +143,12 @@ static int open_once(struct start *s, double *seconds)
 static int look_up(const struct start *s, fp8_context *context, double *seconds)
 {
     fp8_status status = FP8_OK;
-    double begin = now();
+    double begin = cli_seconds();
     for (int i = 0; !status && i < LOOKUPS; i++) {
         const fp8_layer *layer;
         status = fp8_context_layer(context, &s->descriptions[i % s->layers], &layer);
     }
-    *seconds = (now() - begin) / LOOKUPS;
+    *seconds = (cli_seconds() - begin) / LOOKUPS;
     return status ? cli_fp8_failed(status, "looking a layer up") : CLI_DONE;
 }
 
@@ -182,10 +162,10 @@ static int prepare_once(const struct start *s, double *seconds, double *lookup)
     fp8_status status = open_context(s, &context);
     if (!status)
         status = fp8_context_set_provider(context, fp8gen_jit_provider, &options);
-    double begin = now();
+    double begin = cli_seconds();
     if (!status)
         status = fp8_context_prepare(context, s->descriptions, (size_t)s->layers);
-    *seconds = now() - begin;
+    *seconds = cli_seconds() - begin;
     int code = status ? cli_fp8_failed(status, "preparing the layers") : CLI_DONE;
     if (!code)
         code = look_up(s, context, lookup);
@@ -210,11 +190,11 @@ static int measure_warm(struct start *s)
         code = prepare_once(s, &prepared[i], &lookups[i]);
     if (code)
         return code;
-    print_row(s, "warm start, a bundle", "open", 1e3 * median(opened, WARM_ROUNDS), "ms");
-    print_row(s, "warm start, from the cache", "prepare", 1e3 * median(prepared, WARM_ROUNDS),
+    print_row(s, "warm start, a bundle", "open", 1e3 * cli_median(opened, WARM_ROUNDS), "ms");
+    print_row(s, "warm start, from the cache", "prepare", 1e3 * cli_median(prepared, WARM_ROUNDS),
               "ms");
     print_row(s, "look-up of a layer by its description", "layer",
-              1e6 * median(lookups, WARM_ROUNDS), "us");
+              1e6 * cli_median(lookups, WARM_ROUNDS), "us");
     return CLI_DONE;
 }
 

@@ -240,6 +240,13 @@ bool cli_is_folder(const char *path);
 int cli_watchdog_arm(const char *what, double seconds);
 void cli_watchdog_disarm(void);
 
+/* ---- measure.c ------------------------------------------------------------------------------------------ */
+
+/* Of a clock that only runs forward. */
+double cli_seconds(void);
+/* Sorts the samples; of an even number the upper one. */
+double cli_median(double *samples, int count);
+
 /* ---- table.c: aligned text tables ---------------------------------------------------------------------- */
 
 struct cli_table;

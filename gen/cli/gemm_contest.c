@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "gen/cli/gemm.h"
 
@@ -23,13 +22,6 @@
 #define NEAR_ROUNDS 5
 #define FINALISTS 2
 #define TOO_SLOW 0.2 /* seconds of one run that is not worth a second one */
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
 
 /* ---- the list -------------------------------------------------------------------------------------------------- */
 
@@ -225,7 +217,7 @@ static int run_alone(struct gemm_contest *contest, struct gemm_contender *c, fp8
         code = cli_device_synchronize(device);
     if (code)
         return code;
-    double start = now();
+    double start = cli_seconds();
     c->out = !enqueue(c, 0);
     if (c->out)
         return CLI_DONE;
@@ -235,7 +227,7 @@ static int run_alone(struct gemm_contest *contest, struct gemm_contender *c, fp8
         cli_hint("it was running %s", c->name);
         return code;
     }
-    double guess = now() - start;
+    double guess = cli_seconds() - start;
     if (c->check)
         code = gemm_check_verify(c->check, &c->error, c->why);
     c->out = c->why[0] != '\0';

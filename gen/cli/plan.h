@@ -19,6 +19,8 @@ int64_t plan_integer(const json_t *object, const char *key);
 double plan_number(const json_t *object, const char *key);
 /* The object of that name in a list, or NULL. */
 json_t *plan_find(const json_t *list, const char *name);
+/* The step of a pass that multiplies, or NULL. */
+json_t *plan_gemm_step(const json_t *layer, const char *pass);
 /* Whether the layer computes in bf16: it has no recipe, and shares no FP8 bytes. */
 bool plan_is_bf16(const json_t *layer);
 /* Says that none of the layers has that name, and which one is near. Returns CLI_USAGE. */

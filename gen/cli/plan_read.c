@@ -52,6 +52,18 @@ json_t *plan_find(const json_t *list, const char *name)
     return NULL;
 }
 
+json_t *plan_gemm_step(const json_t *layer, const char *pass)
+{
+    size_t index;
+    json_t *step;
+    json_array_foreach(json_object_get(json_object_get(layer, "passes"), pass), index, step)
+    {
+        if (strcmp(plan_text(step, "op"), "gemm") == 0)
+            return step;
+    }
+    return NULL;
+}
+
 bool plan_is_bf16(const json_t *layer)
 {
     return strcmp(plan_text(layer, "compute"), "bf16") == 0;

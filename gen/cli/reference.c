@@ -17,20 +17,6 @@
 #define ROWS_PER_STEP 64
 #define FEW 1000
 
-static float from_bits(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static uint32_t to_bits(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
 /* ---- formats -------------------------------------------------------------------------------------------- */
 
 struct format {
@@ -71,7 +57,7 @@ float ref_decode(uint8_t code, fp8_dtype dtype)
 uint8_t ref_encode(float value, float scale, fp8_dtype dtype)
 {
     const struct format *f = format_of(dtype);
-    uint8_t sign = to_bits(value) >> 31 ? 0x80 : 0;
+    uint8_t sign = ref_to_bits(value) >> 31 ? 0x80 : 0;
     if (isnan(value))
         return f->nan_code | sign;
     if (isinf(value))
@@ -79,11 +65,11 @@ uint8_t ref_encode(float value, float scale, fp8_dtype dtype)
     float magnitude = fabsf(value * scale);
     if (magnitude >= f->max)
         return f->max_code | sign;
-    int exponent = (int)(to_bits(magnitude) >> 23) - 127;
+    int exponent = (int)(ref_to_bits(magnitude) >> 23) - 127;
     if (exponent < f->min_exponent)
         exponent = f->min_exponent;
     /* magnitude in units of the last place, rounded to an integer, ties to even */
-    float units = magnitude * from_bits((uint32_t)(127 + f->mantissa - exponent) << 23);
+    float units = magnitude * ref_from_bits((uint32_t)(127 + f->mantissa - exponent) << 23);
     volatile float rounded = units + 0x1p23f;
     int code = (int)(rounded - 0x1p23f) + ((exponent - f->min_exponent) << f->mantissa);
     return (uint8_t)(code | sign);
@@ -111,7 +97,7 @@ float ref_load(const void *data, fp8_dtype dtype, int64_t at)
     case FP8_DTYPE_FP16:
         return decode_fp16(((const uint16_t *)data)[at]);
     case FP8_DTYPE_BF16:
-        return from_bits((uint32_t)((const uint16_t *)data)[at] << 16);
+        return ref_from_bits((uint32_t)((const uint16_t *)data)[at] << 16);
     case FP8_DTYPE_FP32:
         return ((const float *)data)[at];
     default:

@@ -5,7 +5,23 @@
 #ifndef FP8GEN_CLI_REFERENCE_H
 #define FP8GEN_CLI_REFERENCE_H
 
+#include <string.h>
+
 #include "gen/cli/cli.h"
+
+static inline float ref_from_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint32_t ref_to_bits(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
 
 /* ---- quantisation ------------------------------------------------------------------------------------ */
 

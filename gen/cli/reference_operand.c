@@ -33,20 +33,6 @@ static int64_t min_of(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-static float from_bits(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static uint32_t to_bits(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
 /* ---- groups --------------------------------------------------------------------------------------------- */
 
 /* The groups of one copy over the source: `lines` x `count` of them. */
@@ -100,7 +86,7 @@ static uint32_t amax_of(const fp8_tensor *t, int64_t row, int64_t first, int64_t
     }
     const float *data = (const float *)t->data + at;
     for (int64_t j = first; j < end; j++) {
-        uint32_t bits = to_bits(data[j]) & 0x7fffffff, finite = bits < 0x7f800000 ? bits : 0;
+        uint32_t bits = ref_to_bits(data[j]) & 0x7fffffff, finite = bits < 0x7f800000 ? bits : 0;
         amax = finite > amax ? finite : amax;
     }
     return amax;
@@ -140,7 +126,7 @@ static struct ref_scales scales_of(float amax, float maximum, const struct ref_r
     if (isinf(s.scale))
         s.scale = FLT_MAX;
     if (rule->power_of_two)
-        s.scale = from_bits(to_bits(s.scale) & 0xff800000u);
+        s.scale = ref_from_bits(ref_to_bits(s.scale) & 0xff800000u);
     s.scale_inv = 1.0f / s.scale;
     return s;
 }
@@ -156,8 +142,8 @@ static bool make_scales(const fp8_tensor *source, fp8_dtype format, const struct
         return false;
     cli_parallel(ceil_div(source->rows, BLOCK), scan_strip, &scan);
     for (int64_t i = 0; i < g->lines * g->count; i++) {
-        struct ref_scales s = scales_of(from_bits(g->amax[i]), maximum, rule);
-        g->amax[i] = to_bits(s.scale);
+        struct ref_scales s = scales_of(ref_from_bits(g->amax[i]), maximum, rule);
+        g->amax[i] = ref_to_bits(s.scale);
         if (i == 0)
             *whole = s;
     }
@@ -166,14 +152,14 @@ static bool make_scales(const fp8_tensor *source, fp8_dtype format, const struct
 
 static float scale_at(const struct grid *g, int64_t i, int64_t j)
 {
-    return from_bits(g->amax[i / g->height * g->count + j / g->width]);
+    return ref_from_bits(g->amax[i / g->height * g->count + j / g->width]);
 }
 
 /* ---- scales --------------------------------------------------------------------------------------------- */
 
 static bool same_bits(float a, float b)
 {
-    return to_bits(a) == to_bits(b);
+    return ref_to_bits(a) == ref_to_bits(b);
 }
 
 /* Entries of a copy's scale part that are not what the grid says, pads (zero) included. */
@@ -189,7 +175,7 @@ static int64_t wrong_scales(const struct grid *g, fp8_scaling scaling, bool tran
             int64_t block = scaling == FP8_SCALING_TILE ? i : o;
             int64_t line = transposed ? block : row, place = transposed ? row : block;
             bool inside = line < g->lines && place < g->count;
-            float want = inside ? 1.0f / from_bits(g->amax[line * g->count + place]) : 0.0f;
+            float want = inside ? 1.0f / ref_from_bits(g->amax[line * g->count + place]) : 0.0f;
             wrong += !same_bits(part[o * ld + i], want);
         }
     }
@@ -268,7 +254,7 @@ static int64_t wrong_bytes(struct comparison *c)
     if (c->source->dtype == FP8_DTYPE_BF16 && c->grid->lines * c->grid->count == 1) {
         codes = malloc(65536);
         for (uint32_t i = 0; codes && i < 65536; i++)
-            codes[i] = ref_encode(from_bits(i << 16), scale_at(c->grid, 0, 0), c->format);
+            codes[i] = ref_encode(ref_from_bits(i << 16), scale_at(c->grid, 0, 0), c->format);
     }
     c->codes = codes;
     int64_t height = c->transposed ? c->ld : c->copy_rows;

@@ -144,13 +144,7 @@ static void shape_text(const struct run_layer *run, struct run_row *row)
 static int begin_row(struct run_layer *run, fp8_pass pass, bool accumulate, struct run_row *row)
 {
     fp8_dispatch dispatch = FP8_DISPATCH_INIT;
-    *row = (struct run_row){ .pass = accumulate ? "wgrad +=" : fp8_pass_name(pass),
-                             .error = -1,
-                             .error_bound = -1,
-                             .sqnr = -1,
-                             .sqnr_bound = -1,
-                             .dbias_error = -1,
-                             .bit_equal = -1 };
+    *row = run_row_of(accumulate ? "wgrad +=" : fp8_pass_name(pass));
     shape_text(run, row);
     cli_progress("%s: %s %s", run->info.name, row->pass, row->shape);
     fp8_status status = fp8_layer_dispatch(run->layer, pass, run->m ? run->m : 1, &dispatch);

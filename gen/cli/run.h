@@ -80,6 +80,18 @@ struct run_row {
     char failure[192]; /* "" = ok */
 };
 
+/* A row of which nothing is known yet. */
+static inline struct run_row run_row_of(const char *pass)
+{
+    return (struct run_row){ .pass = pass,
+                             .error = -1,
+                             .error_bound = -1,
+                             .sqnr = -1,
+                             .sqnr_bound = -1,
+                             .dbias_error = -1,
+                             .bit_equal = -1 };
+}
+
 /* ---- run_layer.c: memory, data and passes ------------------------------------------------------------ */
 
 int run_layer_create(struct run_layer *run, const struct cli_device *device, fp8_bundle *bundle,

@@ -87,17 +87,6 @@ static void bounds_of(int recipe, int kind, int tensor, double *least, double *m
 
 /* ---- one layer ------------------------------------------------------------------------------------------ */
 
-static struct run_row empty_row(void)
-{
-    return (struct run_row){ .pass = "report",
-                             .error = -1,
-                             .error_bound = -1,
-                             .sqnr = -1,
-                             .sqnr_bound = -1,
-                             .dbias_error = -1,
-                             .bit_equal = -1 };
-}
-
 /* The passes, once, and what their outputs are worth; wanted: how many of `tensors`. */
 static int run_layer(struct session *s, const char *name, struct run_data data, int wanted,
                      struct run_row rows[TENSORS])
@@ -114,7 +103,7 @@ static int run_layer(struct session *s, const char *name, struct run_data data, 
     if (!code)
         code = run_all(&run, wanted > 1);
     for (int i = 0; !code && i < wanted; i++) {
-        rows[i] = empty_row();
+        rows[i] = run_row_of("report");
         code = run_check_gemm(&run, tensors[i].pass, NULL, &rows[i]);
     }
     run_layer_destroy(&run);

@@ -283,12 +283,6 @@ static int poison(struct run_layer *run, fp8_pass pass, bool accumulate)
     return code;
 }
 
-static int compare_seconds(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Enqueues all repeats before it waits for the first, so that the host's time is hidden. */
 static fp8_status measure(struct run_layer *run, fp8_pass pass, bool accumulate, int repeats,
                           double *median)
@@ -311,8 +305,7 @@ static fp8_status measure(struct run_layer *run, fp8_pass pass, bool accumulate,
     for (int i = 0; i < repeats; i++)
         for (int e = 0; e < 2; e++)
             fp8_event_destroy(events[i][e]);
-    qsort(seconds, (size_t)repeats, sizeof seconds[0], compare_seconds);
-    *median = seconds[repeats / 2];
+    *median = cli_median(seconds, repeats);
     return status;
 }
 

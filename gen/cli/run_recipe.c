@@ -7,19 +7,6 @@
 #include "gen/cli/plan.h"
 #include "gen/cli/run.h"
 
-/* Whether the product of the pass is one of bf16. */
-static bool is_plain(const json_t *layer, const char *pass)
-{
-    size_t index;
-    json_t *step;
-    json_array_foreach(json_object_get(json_object_get(layer, "passes"), pass), index, step)
-    {
-        if (strcmp(plan_text(step, "a_scaling"), "none") == 0)
-            return true;
-    }
-    return false;
-}
-
 /* Bytes that quantising moves for each element: a read of the source by every step, a byte for each copy.
  * Steps of a tensor without a history are for the first step of a training alone. */
 static double element_bytes(const json_t *layer, const char *pass)
@@ -56,7 +43,8 @@ struct run_recipe run_read_recipe(const json_t *manifest, const char *name)
     for (int pass = 0; pass < FP8_PASS_COUNT; pass++) {
         const char *pass_name = fp8_pass_name((fp8_pass)pass);
         recipe.split[pass] = strcmp(plan_text(accumulation, pass_name), "split") == 0;
-        recipe.plain[pass] = is_plain(layer, pass_name);
+        recipe.plain[pass] =
+            strcmp(plan_text(plan_gemm_step(layer, pass_name), "a_scaling"), "none") == 0;
         recipe.bytes[pass] = element_bytes(layer, pass_name);
     }
     return recipe;

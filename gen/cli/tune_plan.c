@@ -34,28 +34,17 @@ static fp8_dtype dtype_of(const char *name)
     return FP8_DTYPE_NONE;
 }
 
-static const json_t *gemm_step(const json_t *layer, const char *pass)
-{
-    size_t index;
-    json_t *step;
-    json_array_foreach(json_object_get(json_object_get(layer, "passes"), pass), index, step)
-    {
-        if (strcmp(plan_text(step, "op"), "gemm") == 0)
-            return step;
-    }
-    return NULL;
-}
-
 /* ---- layers ------------------------------------------------------------------------------------------------- */
 
 static int add_layer(struct tune_plan *plan, const json_t *record, int *place)
 {
-    struct gemm_layer layer = { .n = plan_integer(record, "out_features"),
-                                .k = plan_integer(record, "in_features"),
-                                .y = dtype_of(plan_text(gemm_step(record, "fprop"), "out_dtype")),
-                                .dx = dtype_of(plan_text(gemm_step(record, "dgrad"), "out_dtype")),
-                                .dw =
-                                    dtype_of(plan_text(gemm_step(record, "wgrad"), "out_dtype")) };
+    struct gemm_layer layer = {
+        .n = plan_integer(record, "out_features"),
+        .k = plan_integer(record, "in_features"),
+        .y = dtype_of(plan_text(plan_gemm_step(record, "fprop"), "out_dtype")),
+        .dx = dtype_of(plan_text(plan_gemm_step(record, "dgrad"), "out_dtype")),
+        .dw = dtype_of(plan_text(plan_gemm_step(record, "wgrad"), "out_dtype"))
+    };
     snprintf(layer.format, sizeof layer.format, "%s",
              plan_text(json_object_get(record, "recipe"), "format"));
     if (layer.n < 1 || layer.k < 1 || !layer.y || !layer.dx || !layer.dw) {
@@ -128,7 +117,7 @@ static int add_entry(struct tune_plan *plan, const struct tune_entry *entry)
 
 static int read_step(struct reader *r, const json_t *record, int layer, fp8_pass pass)
 {
-    const json_t *step = gemm_step(record, fp8_pass_name(pass));
+    const json_t *step = plan_gemm_step(record, fp8_pass_name(pass));
     bool accumulates = json_is_string(json_object_get(json_object_get(step, "args"), "accumulate"));
     const char *accumulation = plan_text(step, "accumulation");
     int code = CLI_DONE;
@@ -170,7 +159,7 @@ static int read_step(struct reader *r, const json_t *record, int layer, fp8_pass
 /* Tuning is of products with one scale a tensor: cuBLASLt alone computes the others. */
 static bool is_tunable(const json_t *record)
 {
-    const json_t *step = gemm_step(record, "fprop");
+    const json_t *step = plan_gemm_step(record, "fprop");
     return strcmp(plan_text(step, "a_scaling"), "tensor") == 0 &&
            strcmp(plan_text(step, "b_scaling"), "tensor") == 0;
 }

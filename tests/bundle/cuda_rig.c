@@ -39,11 +39,10 @@ static void shrink_workspace(json_t *manifest)
     }
 }
 
-char *cuda_bundle(json_t *manifest)
+char *cuda_bundle_for(json_t *manifest, const char *arch)
 {
     char *folder = bundle_folder();
-    shrink_workspace(manifest);
-    bundle_add_arch(manifest, folder, "sm_90a");
+    bundle_add_arch(manifest, folder, arch);
     bundle_seal(manifest);
     bundle_write(manifest, folder);
     char *text = json_dumps(manifest, 0);
@@ -51,6 +50,12 @@ char *cuda_bundle(json_t *manifest)
     free(text);
     json_decref(manifest);
     return folder;
+}
+
+char *cuda_bundle(json_t *manifest)
+{
+    shrink_workspace(manifest);
+    return cuda_bundle_for(manifest, "sm_90a");
 }
 
 /* ---- data ---- */

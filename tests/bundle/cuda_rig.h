@@ -40,6 +40,9 @@ struct outputs {
 
 struct side cuda_open(int32_t device, const char *folder, const char *layer);
 void cuda_close(struct side *side);
+/* A bundle of the manifest, which it takes, with kernels that the fakes execute; its folder, which
+ * bundle_remove removes. cuda_bundle: for sm_90a, with a workspace that every stage overflows. */
+char *cuda_bundle_for(json_t *manifest, const char *arch);
 char *cuda_bundle(json_t *manifest);
 struct matrix cuda_tensor(int64_t rows, int64_t cols, int64_t ld, fp8_dtype dtype, int64_t shift);
 void cuda_fill(struct matrix *m);

@@ -274,19 +274,6 @@ static void dispatch_names_the_kernel(void **state)
     bundle_remove(folder);
 }
 
-static char *bundle_for(json_t *manifest, const char *arch)
-{
-    char *folder = bundle_folder();
-    bundle_add_arch(manifest, folder, arch);
-    bundle_seal(manifest);
-    bundle_write(manifest, folder);
-    char *text = json_dumps(manifest, 0);
-    bundle_execute(text);
-    free(text);
-    json_decref(manifest);
-    return folder;
-}
-
 static char log_text[16384];
 
 static void keep_line(void *user, fp8_log_level level, const char *message)
@@ -313,7 +300,7 @@ static void without_a_cubin_the_next_choice_runs(void **state)
 {
     (void)state;
     struct side device;
-    char *folder = bundle_for(bundle_manifest_by("generated"), "sm_90");
+    char *folder = cuda_bundle_for(bundle_manifest_by("generated"), "sm_90");
     open_logged(&device, folder);
     fp8_dispatch dispatch = dispatch_of(&device, FP8_PASS_FPROP, 40);
     assert_string_equal(dispatch.backend, "cublaslt");
@@ -340,7 +327,7 @@ static void the_log_names_kernel_and_reason(void **state)
              json_string_value(json_object_get(choice, "kernel")),
              json_string_value(json_object_get(choice, "accumulate_kernel")),
              json_string_value(json_object_get(choice, "reason")));
-    char *folder = bundle_for(manifest, "sm_90a");
+    char *folder = cuda_bundle_for(manifest, "sm_90a");
     open_logged(&device, folder);
     if (!strstr(log_text, wanted))
         fail_msg("no line '%s' in\n%s", wanted, log_text);

@@ -95,8 +95,9 @@ const char *rig_path(const char *name)
     return path;
 }
 
-void rig_begin(void)
+int rig_begin(void **state)
 {
+    (void)state;
     const char *base = getenv("TMPDIR");
     snprintf(folder, sizeof(folder), "%s/fp8gen_test_XXXXXX",
              base != NULL && *base ? base : "/tmp");
@@ -108,11 +109,14 @@ void rig_begin(void)
     setenv("FAKE_NVRTC_LOG", rig_path("log"), 1);
     setenv("FP8GEN_CACHE_DIR", rig_path("cache"), 1);
     log_text[0] = '\0';
+    return 0;
 }
 
-void rig_end(void)
+int rig_end(void **state)
 {
+    (void)state;
     rig_remove(folder);
+    return 0;
 }
 
 void rig_log(void *user, int level, const char *message)

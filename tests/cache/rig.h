@@ -19,10 +19,10 @@ enum { RIG_PATH = 512 };
  * already. Returns an exit code for main if that cannot be (77: no compiler), else -1. */
 int rig_start(char **argv);
 
-/* A folder for one test, removed with all in it by rig_end; FP8GEN_CACHE_DIR is its folder "cache". The
+/* Setup and teardown of cmocka. A folder for one test, removed with all in it by rig_end; FP8GEN_CACHE_DIR is its folder "cache". The
  * other variables of the rig are unset. */
-void rig_begin(void);
-void rig_end(void);
+int rig_begin(void **state);
+int rig_end(void **state);
 /* "<folder of the test>/<name>": four at a time. */
 const char *rig_path(const char *name);
 

@@ -20,20 +20,6 @@
 
 #include "gen/store.h"
 
-static int begin(void **state)
-{
-    (void)state;
-    rig_begin();
-    return 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    rig_end();
-    return 0;
-}
-
 static void jit(const fp8gen_jit_options *options, int number, char path[RIG_PATH])
 {
     if (rig_jit(options, number, path) != FP8GEN_OK)
@@ -311,7 +297,7 @@ static void what_does_not_compile_is_kept_to_be_looked_at(void **state)
     jit(&options, 1, path);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, rig_begin, rig_end)
 
 int main(int argc, char **argv)
 {

@@ -24,20 +24,6 @@
 
 enum { PATIENCE = 30 }; /* seconds; a compilation here takes one or two */
 
-static int begin(void **state)
-{
-    (void)state;
-    rig_begin();
-    return 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    rig_end();
-    return 0;
-}
-
 static void nap(void)
 {
     nanosleep(&(struct timespec){ 0, 10000000 }, NULL);
@@ -113,8 +99,8 @@ static void a_sleeping_child_holds_no_lock(void **state)
 {
     (void)state;
     for (int raw = 0; raw < 2; raw++) {
-        rig_end();
-        rig_begin();
+        rig_end(NULL);
+        rig_begin(NULL);
         pthread_t thread = start_slowly();
         pid_t asleep = sleeper(raw), other = want();
         join(thread);
@@ -201,7 +187,7 @@ static void bundles_in_memory_are_their_process_s(void **state)
     assert_true(rig_opens(path));
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, rig_begin, rig_end)
 
 int main(int argc, char **argv)
 {

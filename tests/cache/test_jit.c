@@ -97,8 +97,7 @@ static void log_line(void *user, fp8_log_level level, const char *message)
 
 static int begin(void **state)
 {
-    (void)state;
-    rig_begin();
+    rig_begin(state);
     fp8_context_options host = FP8_CONTEXT_OPTIONS_INIT;
     host.device = FP8_DEVICE_HOST;
     host.threads = 1;
@@ -114,10 +113,8 @@ static int begin(void **state)
 
 static int end(void **state)
 {
-    (void)state;
     fp8_context_destroy(context);
-    rig_end();
-    return 0;
+    return rig_end(state);
 }
 
 static fp8_layer_description describe(int64_t out_features)

@@ -21,20 +21,6 @@
 
 enum { PROCESSES = 16, SPECS = 4 };
 
-static int begin(void **state)
-{
-    (void)state;
-    rig_begin();
-    return 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    rig_end();
-    return 0;
-}
-
 /* In a child: specs [0, specs), beginning with another one in each process. */
 static int child(int barrier, int index, int specs)
 {
@@ -144,8 +130,8 @@ static void some_are_killed(void **state)
     unsigned seed = given != NULL ? (unsigned)atoi(given) : (unsigned)time(NULL);
     print_message("%d rounds, FP8_TEST_SEED=%u\n", rounds, seed);
     for (int i = 0; i < rounds; i++) {
-        rig_end();
-        rig_begin();
+        rig_end(NULL);
+        rig_begin(NULL);
         setenv("FAKE_NVRTC_DELAY_MS", "4", 1);
         round_of_kills(seed + (unsigned)i);
     }
@@ -175,7 +161,7 @@ static void a_killed_maker_holds_nobody_up(void **state)
     assert_true(rig_compiled("start") > begun);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, rig_begin, rig_end)
 
 int main(int argc, char **argv)
 {

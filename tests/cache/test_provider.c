@@ -21,7 +21,7 @@ static fp8gen_jit_options options;
 static int begin(void **state)
 {
     (void)state;
-    rig_begin();
+    rig_begin(NULL);
     alarm(PATIENCE);
     fp8_context_options host = FP8_CONTEXT_OPTIONS_INIT;
     host.device = FP8_DEVICE_HOST;
@@ -36,7 +36,7 @@ static int end(void **state)
     (void)state;
     alarm(0);
     fp8_context_destroy(context);
-    rig_end();
+    rig_end(NULL);
     return 0;
 }
 

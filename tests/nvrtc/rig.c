@@ -90,6 +90,22 @@ struct fp8gen *rig_open_gemm(const char *spec, const char *template_dir, const c
     return gen;
 }
 
+struct fp8gen *rig_make_jobs(const char *spec, const char *gemm, const char *const *archs,
+                             struct gen_plan **plan, struct gen_jobs *jobs)
+{
+    struct fp8gen *gen = rig_open_gemm(spec, NULL, gemm);
+    assert_int_equal(gen_expand_plan(gen, plan), FP8GEN_OK);
+    assert_int_equal(gen_nvrtc_open(gen), FP8GEN_OK);
+    assert_int_equal(gen_make_jobs(gen, *plan, archs, jobs), FP8GEN_OK);
+    return gen;
+}
+
+void rig_compile(struct fp8gen *gen, struct gen_jobs *jobs)
+{
+    if (gen_run_jobs(gen, jobs, 0, NULL, NULL) != FP8GEN_OK)
+        fail_msg("%s", fp8gen_diagnostics(gen));
+}
+
 void rig_copy_templates(const char *folder, const char *only)
 {
     for (const struct embedded_file *file = gen_embedded_files; file->name != NULL; file++) {

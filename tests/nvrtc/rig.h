@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "gen/compile.h"
 #include "gen/internal.h"
 
 enum { RIG_PATH = 512 };
@@ -23,6 +24,13 @@ void rig_remove(const char *path);
 struct fp8gen *rig_open(const char *spec, const char *template_dir);
 /* The same with a forced choice of every GEMM: "cublaslt", or a configuration. */
 struct fp8gen *rig_open_gemm(const char *spec, const char *template_dir, const char *gemm);
+
+/* The jobs of a spec for these archs (NULL-terminated), planned and expanded, with NVRTC open. The session is
+ * the caller's to close, the jobs to free by gen_jobs_free before that. gemm: as above. */
+struct fp8gen *rig_make_jobs(const char *spec, const char *gemm, const char *const *archs,
+                             struct gen_plan **plan, struct gen_jobs *jobs);
+/* Compiles them; the test fails with the compiler's words. */
+void rig_compile(struct fp8gen *gen, struct gen_jobs *jobs);
 
 /* The built-in templates as files. With `only`, the others are kernels that do nothing and compile at
  * once; NULL = all as they are. */

@@ -100,14 +100,11 @@ static int32_t compile_config(const char *config, bool split, size_t index)
 {
     struct gen_plan *plan;
     struct gen_jobs jobs = { 0 };
-    struct fp8gen *gen = rig_open_gemm(split ? MODEL("split") : MODEL("fast"), NULL, config);
-    assert_int_equal(gen_expand_plan(gen, &plan), FP8GEN_OK);
-    assert_int_equal(gen_nvrtc_open(gen), FP8GEN_OK);
-    assert_int_equal(gen_make_jobs(gen, plan, archs, &jobs), FP8GEN_OK);
+    struct fp8gen *gen =
+        rig_make_jobs(split ? MODEL("split") : MODEL("fast"), config, archs, &plan, &jobs);
     check_outputs(plan, config);
     keep_wanted(&jobs, index);
-    if (gen_run_jobs(gen, &jobs, 0, NULL, NULL) != FP8GEN_OK)
-        fail_msg("%s", fp8gen_diagnostics(gen));
+    rig_compile(gen, &jobs);
     for (int32_t i = 0; i < jobs.count; i++)
         check_job(&jobs.list[i]);
     int32_t count = jobs.count;
@@ -141,17 +138,13 @@ static int32_t compile_narrow(const char *config, const char *spec)
 {
     struct gen_plan *plan;
     struct gen_jobs jobs = { 0 };
-    struct fp8gen *gen = rig_open_gemm(spec, NULL, config);
+    struct fp8gen *gen = rig_make_jobs(spec, config, archs, &plan, &jobs);
     int32_t count = 0;
-    assert_int_equal(gen_expand_plan(gen, &plan), FP8GEN_OK);
-    assert_int_equal(gen_nvrtc_open(gen), FP8GEN_OK);
-    assert_int_equal(gen_make_jobs(gen, plan, archs, &jobs), FP8GEN_OK);
     for (int32_t i = 0; i < jobs.count && count == 0; i++)
         if (is_gemm(jobs.list[i].kernel) && strstr(jobs.list[i].kernel->name, "_fp16_"))
             jobs.list[count++] = jobs.list[i];
     jobs.count = count;
-    if (gen_run_jobs(gen, &jobs, 0, NULL, NULL) != FP8GEN_OK)
-        fail_msg("%s", fp8gen_diagnostics(gen));
+    rig_compile(gen, &jobs);
     if (count)
         check_job(&jobs.list[0]);
     gen_jobs_free(&jobs);
@@ -205,10 +198,7 @@ static void test_cold_compilation(void **state)
                                "out_features = 4096 } } }";
     struct gen_plan *plan;
     struct gen_jobs jobs = { 0 };
-    struct fp8gen *gen = rig_open_gemm(spec, NULL, "generated");
-    assert_int_equal(gen_expand_plan(gen, &plan), FP8GEN_OK);
-    assert_int_equal(gen_nvrtc_open(gen), FP8GEN_OK);
-    assert_int_equal(gen_make_jobs(gen, plan, archs, &jobs), FP8GEN_OK);
+    struct fp8gen *gen = rig_make_jobs(spec, "generated", archs, &plan, &jobs);
     for (int32_t i = 0; i < jobs.count; i++) {
         double wall = seconds_of(CLOCK_MONOTONIC), used = seconds_of(CLOCK_THREAD_CPUTIME_ID);
         gen_compile(gen->nvrtc, &jobs.list[i]);

@@ -59,13 +59,9 @@ static void test_every_variant(void **state)
     struct gen_plan *plan;
     struct gen_jobs jobs = { 0 };
     known_archs(archs);
-    struct fp8gen *gen = rig_open_gemm(rig_every_variant, NULL, "cublaslt");
-    assert_int_equal(gen_expand_plan(gen, &plan), FP8GEN_OK);
-    assert_int_equal(gen_nvrtc_open(gen), FP8GEN_OK);
-    assert_int_equal(gen_make_jobs(gen, plan, archs, &jobs), FP8GEN_OK);
+    struct fp8gen *gen = rig_make_jobs(rig_every_variant, "cublaslt", archs, &plan, &jobs);
     keep_two_archs(&jobs, archs);
-    if (gen_run_jobs(gen, &jobs, 0, NULL, NULL) != FP8GEN_OK)
-        fail_msg("%s", fp8gen_diagnostics(gen));
+    rig_compile(gen, &jobs);
     for (int32_t i = 0; i < jobs.count; i++) {
         const struct gen_job *job = &jobs.list[i];
         if (job->cubin_bytes < 1000 || memcmp(job->cubin, "\177ELF", 4) != 0)

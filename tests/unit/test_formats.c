@@ -20,20 +20,7 @@
 
 #include "runtime/fp8_format.h"
 #include "tests/oracle/format_tables.h"
-
-/* ---- CRC-32 as zlib computes it ---- */
-
-static uint32_t crc32_of(const void *data, size_t bytes)
-{
-    const uint8_t *at = data;
-    uint32_t crc = 0xFFFFFFFFu;
-    for (size_t i = 0; i < bytes; i++) {
-        crc ^= at[i];
-        for (int bit = 0; bit < 8; bit++)
-            crc = crc >> 1 ^ (0xEDB88320u & (0u - (crc & 1u)));
-    }
-    return ~crc;
-}
+#include "tests/unit/crc.h"
 
 static float from_bits(uint32_t bits)
 {

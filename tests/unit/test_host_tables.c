@@ -9,22 +9,10 @@
 #include "runtime/fp8_format.h"
 #include "runtime/host.h"
 #include "tests/oracle/op_tables.h"
+#include "tests/unit/crc.h"
 #include "tests/unit/matrix.h"
 
 static struct fp8_pool *pool;
-
-/* CRC-32 as zlib computes it. */
-static uint32_t crc32_of(const void *data, size_t bytes)
-{
-    const uint8_t *at = data;
-    uint32_t crc = 0xFFFFFFFFu;
-    for (size_t i = 0; i < bytes; i++) {
-        crc ^= at[i];
-        for (int bit = 0; bit < 8; bit++)
-            crc = crc >> 1 ^ (0xEDB88320u & (0u - (crc & 1u)));
-    }
-    return ~crc;
-}
 
 /* ---- the matrices of make_op_tables.py ---- */
 

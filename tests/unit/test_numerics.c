@@ -16,6 +16,7 @@
 
 #include "runtime/fp8_format.h"
 #include "tests/oracle/format_tables.h"
+#include "tests/unit/crc.h"
 
 struct rule {
     const char *name;
@@ -30,18 +31,6 @@ static const struct rule rules[4] = {
     { "e5m2", FP8_E5M2_MAXIMUM, false, table_scale_e5m2, table_walk_e5m2 },
     { "e5m2 power of two", FP8_E5M2_MAXIMUM, true, table_scale_e5m2_pow2, table_walk_e5m2_pow2 },
 };
-
-static uint32_t crc32_of(const void *data, size_t bytes)
-{
-    const uint8_t *at = data;
-    uint32_t crc = 0xFFFFFFFFu;
-    for (size_t i = 0; i < bytes; i++) {
-        crc ^= at[i];
-        for (int bit = 0; bit < 8; bit++)
-            crc = crc >> 1 ^ (0xEDB88320u & (0u - (crc & 1u)));
-    }
-    return ~crc;
-}
 
 static void scales_of_listed_amaxes(void **state)
 {
