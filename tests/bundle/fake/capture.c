@@ -4,8 +4,10 @@
  * One capture at a time. Streams enter it by waiting for an event of it, and all that was enqueued on them
  * must be before the end of the first stream again, which is known from counts: every stream counts its
  * work and knows how much of every other stream's lies before it. Work is kept, and done when the graph is
- * launched, in the order in which it was enqueued.
+ * launched, in the order in which it was enqueued. Threads beside the one that captures ask, too: a lock is
+ * over the books.
  */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +34,22 @@ static struct {
     unsigned clock[FAKE_MEMBERS];
 } members[FAKE_MEMBERS]; /* the first began the capture */
 
+static pthread_mutex_t books = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+
+static pthread_mutex_t *take_books(void)
+{
+    pthread_mutex_lock(&books);
+    return &books;
+}
+
+static void give_books(pthread_mutex_t **held)
+{
+    pthread_mutex_unlock(*held);
+}
+
+/* Until the function returns. */
+#define HOLD_BOOKS() pthread_mutex_t *held __attribute__((cleanup(give_books))) = take_books()
+
 static int find(CUstream stream)
 {
     for (int i = 0; fake_cuda_state()->captured && stream && i < FAKE_MEMBERS; i++) {
@@ -49,6 +67,7 @@ static CUresult broken(CUresult result)
 
 bool fake_may(void)
 {
+    HOLD_BOOKS();
     struct fake_cuda *state = fake_cuda_state();
     if (!state->captured || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
         return true;
@@ -62,6 +81,7 @@ bool fake_may(void)
 
 bool fake_breaks(CUstream stream)
 {
+    HOLD_BOOKS();
     if (find(stream) < 0)
         return false;
     (void)broken(CUDA_SUCCESS);
@@ -70,6 +90,7 @@ bool fake_breaks(CUstream stream)
 
 CUresult fake_enqueued(CUstream stream)
 {
+    HOLD_BOOKS();
     struct fake_cuda *state = fake_cuda_state();
     int member = find(stream);
     if (!state->captured)
@@ -86,6 +107,7 @@ CUresult fake_enqueued(CUstream stream)
 
 bool fake_keep(void *stream, void (*run)(void *data), const void *data, size_t bytes)
 {
+    HOLD_BOOKS();
     int member = find((CUstream)stream);
     if (member < 0)
         return false;
@@ -102,6 +124,7 @@ bool fake_keep(void *stream, void (*run)(void *data), const void *data, size_t b
 
 void fake_mark(CUstream stream, struct fake_event *event)
 {
+    HOLD_BOOKS();
     const struct fake_cuda *state = fake_cuda_state();
     int member = find(stream);
     event->busy = state->busy && state->busy();
@@ -112,6 +135,7 @@ void fake_mark(CUstream stream, struct fake_event *event)
 
 CUresult fake_wait(CUstream stream, const struct fake_event *event)
 {
+    HOLD_BOOKS();
     int member = find(stream);
     const bool running = fake_cuda_state()->captured && event->capture == number;
     if (event->capture && !running)
@@ -142,6 +166,7 @@ EXPORT CUresult fake_begin_capture(CUstream stream,
                                    CUstreamCaptureMode mode) __asm__("cuStreamBeginCapture_v2");
 CUresult fake_begin_capture(CUstream stream, CUstreamCaptureMode mode)
 {
+    HOLD_BOOKS();
     struct fake_cuda *state = fake_cuda_state();
     if (!stream || state->captured)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -176,6 +201,7 @@ CUresult fake_destroy_graph(CUgraph given)
 EXPORT CUresult fake_end_capture(CUstream stream, CUgraph *ended) __asm__("cuStreamEndCapture");
 CUresult fake_end_capture(CUstream stream, CUgraph *ended)
 {
+    HOLD_BOOKS();
     struct fake_cuda *state = fake_cuda_state();
     CUresult result = CUDA_SUCCESS;
     *ended = NULL;
@@ -213,6 +239,7 @@ EXPORT CUresult fake_capture_info(CUstream stream, CUstreamCaptureStatus *status
 CUresult fake_capture_info(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
                            CUgraph *made, const CUgraphNode **nodes, size_t *count)
 {
+    HOLD_BOOKS();
     const struct fake_cuda *state = fake_cuda_state();
     MAY_FAIL();
     NEEDS_CONTEXT();
