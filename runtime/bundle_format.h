@@ -104,7 +104,8 @@
  *   name, in_features, out_features, tokens, max_tokens, count
  *   recipe        { "name": "current" | "delayed" | "rowwise" | "rowwise_hp_wgrad" | "block",
  *                   "format": "hybrid" | "e4m3" (the last three recipes: "e4m3"),
- *                   "power_of_two": bool }; delayed also has
+ *                   "power_of_two": bool }; current also has
+ *                 { "weight_scale": "tensor" | "shard" } (shard: fsdp > 1), delayed
  *                 { "history_length": 1..65536, "algo": "max" | "most_recent", "margin": 0..8,
  *                   "calibrate": bool, "amax_group": "rank" | "fsdp" }
  *   compute       "fp8" | "bf16": with "bf16" there are no operands; the products read the caller's
@@ -135,9 +136,13 @@
  * The scalings of a recipe's operands, row copy / transposed copy ("-": no such copy):
  *                      x              w              dy
  *   current, delayed   tensor/tensor  tensor/tensor  tensor/tensor
+ *     weight_scale shard              row/tile
  *   rowwise            row/row        row/row        row/row
  *   rowwise_hp_wgrad   row/-          row/tensor     row/-
  *   block              block/block    tile/tile      block/block
+ * With weight_scale shard all rows of a shard of w have one scale, and so have all blocks of its transposed
+ * copy; shards end at multiples of 128. Each cast of pass weight then runs for every shard by itself, from its
+ * entry of `known` and `amax`, which has one for each.
  * Where x has no transposed copy, wgrad multiplies the caller's own dy and x, in bf16.
  *
  * buffer record: { "name", "object", "part"?, "dtype", "rows": dim, "cols": dim }
@@ -201,7 +206,7 @@
  *         kernels of op gemm with the step's dtypes: out = and out += (null where the pass never
  *         accumulates). It can be run where they have cubins for the context's arch.
  *     { "backend": "cublaslt", "reason", "algo"?, "version"? }
- *         always the last, and can always be run. algo: a cublasLtMatmulAlgo_t as 128 hex digits,
+ *         always the last; what it has no product for is refused when the layer is created. algo: a cublasLtMatmulAlgo_t as 128 hex digits,
  *         measured with cuBLASLt `version` (cublasLtGetVersion), both or none; with another
  *         version, and where it refuses, the heuristic's algorithms.
  *   A choice may also have "seconds" (a number, for people).
@@ -212,7 +217,7 @@
 #define FP8_BUNDLE_FORMAT_H
 
 #define FP8_BUNDLE_FORMAT "fp8gen-bundle"
-#define FP8_BUNDLE_FORMAT_VERSION 4
+#define FP8_BUNDLE_FORMAT_VERSION 5
 #define FP8_BUNDLE_MANIFEST "manifest.json"
 #define FP8_BUNDLE_KERNEL_DIR "kernels"
 
@@ -267,7 +272,8 @@
  *   the format, which e5m2 (0: E4M3, 1: E5M2) says as target_dtype does; scales[0], [4], [8] =
  *   scale, scale_inv, amax (the rest 0).
  *   row[row_rows][row_ld] and transposed[transposed_rows][transposed_ld] (each may be NULL) receive
- *   cast(source * scale), zero outside rows x cols.
+ *   cast(source * scale), zero outside rows x cols; of a row of transposed, roundup(rows, 128) bytes are
+ *   written.
  *   dbias, if not NULL: dbias[j] = (accumulate ? dbias[j] : 0) + sum over r of
  *   dbias_partials[r][j], in ascending order of r, in fp32; the amax step before it left the
  *   partials.
@@ -283,7 +289,8 @@
  *   of maximum / 2^margin of the kernel.
  *   amax, if not NULL, becomes max(amax, the largest finite |source|) in any order of CTAs; what is
  *   negative (did not run) counts as 0. row, transposed: as in quantize. found_inf, dbias_partials:
- *   as in amax. partials is only read where fresh is given.
+ *   as in amax. partials is only read where fresh is given. row_scales, if not NULL: scale_inv for each
+ *   row, 0 for i >= rows up to roundup(rows, 16).
  *
  * column_sums: dbias[j] = (accumulate ? dbias[j] : 0) + sum over r < partial_rows of partials[r][j],
  *   in fp32 and in an order that depends on partial_rows alone. dbias NULL: nothing.
@@ -313,7 +320,9 @@
  *   dbias_partials: as in amax.
  *
  * transpose: transposed[j,i] = source[i,j] of FP8 bytes, zero outside, the scale kept. scales,
- *   transposed_scales: of scaling tile, transposed likewise; else NULL.
+ *   transposed_scales: of scaling tile, transposed likewise; with scales_ld 0, scales are of scaling row,
+ *   the same within 128 rows, and transposed_scales of scaling tile; else NULL. source NULL: the scales
+ *   alone.
  *
  * roll: an optimizer step of delayed scaling, of all tensors t of a state with running[t] >= 0:
  *   history[counts[t] % length][t] = running[t], counts[t] += 1 (from 2 length - 1 to length),
@@ -339,7 +348,7 @@
  * gemm: out[i,j] = sum_k a[i,k] b[j,k], scaled, (+ bias[j]) (+ out[i,j] if accumulate), rows x cols,
  *   k < depth; rounded once. depth is not padded: the tail up to ld is zero in both operands of FP8.
  *   tensor: a_scales[4] * b_scales[4]; row: (sum * min(sa, sb)) * max(sa, sb) with the scales of row i
- *   and row j; block and tile: sums of 128 of k each times sa * sb. bf16: a and b are the caller's,
+ *   and row j; block and tile (b alone may be tile): sums of 128 of k each times sa * sb. bf16: a and b are the caller's,
  *   scales NULL; a_transposed: element (i, k) is at a[k * a_ld + i]. tiles: uint64[2] of any contents,
  *   a counter of the tiles that are taken; by epoch a call tells it from what was there, and it leaves
  *   another value behind, as in fused. NULL for products that no kernel of the bundle computes.
@@ -367,9 +376,10 @@
 #define FP8_OP_ARGS_CAST(X)                                                                        \
     X(source, POINTER) X(source_ld, INT64) X(rows, INT64) X(cols, INT64) X(known, POINTER)         \
     X(known_is_amax, INT32) X(fresh, POINTER) X(partials, POINTER) X(n_partials, INT32)            \
-    X(scales, POINTER) X(row, POINTER) X(row_ld, INT64) X(row_rows, INT64) X(transposed, POINTER)  \
-    X(transposed_ld, INT64) X(transposed_rows, INT64) X(amax, POINTER) X(found_inf, POINTER)       \
-    X(dbias_partials, POINTER) X(dbias_ld, INT64) X(when, POINTER) X(e5m2, INT32)
+    X(scales, POINTER) X(row_scales, POINTER) X(row, POINTER) X(row_ld, INT64) X(row_rows, INT64)  \
+    X(transposed, POINTER) X(transposed_ld, INT64) X(transposed_rows, INT64) X(amax, POINTER)      \
+    X(found_inf, POINTER) X(dbias_partials, POINTER) X(dbias_ld, INT64) X(when, POINTER)           \
+    X(e5m2, INT32)
 
 #define FP8_OP_ARGS_COLUMN_SUMS(X)                                                                 \
     X(partials, POINTER) X(partials_ld, INT64) X(partial_rows, INT64) X(cols, INT64)               \

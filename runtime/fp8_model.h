@@ -61,7 +61,7 @@ FP8_API fp8_status fp8_shard_range(const fp8_layer *layer, const fp8_sharding *s
  * order, each part 256-byte aligned:
  *     scales      float32[16] as in an operand
  *     tiles       with scaling of 128 x 128: float32 [chunk / 128][roundup(ceil(K / 128), 4)]
- *     row scales  with a scale a row: float32 [chunk]
+ *     row scales  with a scale a row, or (weight_scale shard) a shard: float32 [chunk]
  *     data        rows: chunk rows of roundup(K,128) bytes; elements: chunk bytes
  *     transposed  with a scale a row, or where the sharding asks for it: float32[16] as in an
  *                 operand; with rowwise float32 [roundup(K,16)], the scales of the columns;
@@ -72,7 +72,9 @@ FP8_API fp8_status fp8_shard_bytes(const fp8_layer *layer, const fp8_sharding *s
                                    size_t *bytes);
 
 /* How many amaxes a weight has: 1; K with recipe rowwise (of the columns); 1 that stays 0 with
- * scaling of 128 x 128. */
+ * scaling of 128 x 128; 1 of this shard alone with weight_scale shard, which is not reduced over the
+ * ranks. Such a layer is sharded by rows over as many ranks as its bundle's fsdp says, in chunks of
+ * whole 128 rows. */
 FP8_API fp8_status fp8_shard_amaxes(const fp8_layer *layer, int64_t *count);
 
 /* What is quantised, or looked at. */
@@ -84,8 +86,8 @@ typedef struct fp8_shard_args {
     const fp8_tensor
         *source; /* w_dtype: [count, K], or for elements [1, count]; NULL if count is 0 */
     float *amax; /* device, fp8_shard_amaxes numbers. shard_amax: receives the largest finite |w| of
-               * the shard (rowwise: of each column). shard_quantize: those of the whole weight,
-               * read in stream order; as fp8_weight_args.amax. With scaling of 128 x 128 there is
+               * the shard (rowwise: of each column). shard_quantize: those of the whole weight
+               * (weight_scale shard: of the shard), read in stream order; as fp8_weight_args.amax. With scaling of 128 x 128 there is
                * nothing to know: 0 comes out, and NULL will do */
     void *shard; /* shard_quantize: fp8_shard_bytes, 16-byte aligned; written whole */
     size_t shard_bytes;

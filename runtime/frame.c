@@ -90,6 +90,8 @@ static bool is_scratch(const struct fp8_layer *layer, fp8_pass pass, int buffer,
         return !(layer->unused[pass] >> buffer & 1u);
     if (b->object != FP8_OBJECT_OPERAND)
         return false;
+    if (b->part == FP8_PART_ROW_SCALES && layer->plan->shard.own_scales && pass == FP8_PASS_WEIGHT)
+        return true; /* those of the transposed copy are made of them */
     return b->part == FP8_PART_SCALES ||
            (want_row && (b->part == FP8_PART_ROW || b->part == FP8_PART_ROW_SCALES));
 }
@@ -259,6 +261,40 @@ static fp8_status run_gemm(const struct fp8_frame *frame, fp8_pass pass,
     return fp8_gemm_run(frame->layer->gemms[pass], frame, args);
 }
 
+static void *advance(void *address, int64_t elements, size_t element)
+{
+    return address ? (char *)address + (size_t)elements * element : NULL;
+}
+
+/* A cast of the whole weight, shard by shard: each has a scale of its own. Shards end at multiples of 128, so
+ * that the pads of none reach into the next. */
+static fp8_status cast_shards(const struct fp8_frame *frame, const struct fp8_step *step,
+                              const fp8_value *args)
+{
+    const struct fp8_context *context = frame->layer->context;
+    const int64_t rows = args[FP8_CAST_rows].i, chunk = frame->layer->plan->shard.rows;
+    const size_t word = sizeof(float), source = fp8_dtype_bytes(step->semantics.source_dtype);
+    if (args[FP8_CAST_amax].p)
+        FP8_TRY(fp8_fill_words(context, args[FP8_CAST_amax].p, 0, fp8_ceil_div(rows, chunk),
+                               frame->stream));
+    for (int64_t i = 0, first = 0; first < rows; i++, first += chunk) {
+        fp8_value of[FP8_OP_MAX_ARGS];
+        memcpy(of, args, sizeof of);
+        const bool last = rows - first <= chunk;
+        of[FP8_CAST_source].p =
+            advance(of[FP8_CAST_source].p, first * of[FP8_CAST_source_ld].i, source);
+        of[FP8_CAST_rows].i = last ? rows - first : chunk;
+        of[FP8_CAST_known].p = advance(of[FP8_CAST_known].p, i, word);
+        of[FP8_CAST_amax].p = advance(of[FP8_CAST_amax].p, i, word);
+        of[FP8_CAST_row_scales].p = advance(of[FP8_CAST_row_scales].p, first, word);
+        of[FP8_CAST_row].p = advance(of[FP8_CAST_row].p, first * of[FP8_CAST_row_ld].i, 1);
+        of[FP8_CAST_row_rows].i = last ? of[FP8_CAST_row_rows].i - first : chunk;
+        of[FP8_CAST_transposed].p = advance(of[FP8_CAST_transposed].p, first, 1);
+        FP8_TRY(fp8_kernel_run(context, step->kernel, of, frame->stream, frame->sms));
+    }
+    return FP8_OK;
+}
+
 static fp8_status run_step(const struct fp8_frame *frame, fp8_pass pass,
                            const struct fp8_step *step)
 {
@@ -274,6 +310,14 @@ static fp8_status run_step(const struct fp8_frame *frame, fp8_pass pass,
             return sum_nothing(frame, args[FP8_COLUMN_SUMS_dbias].p, args[FP8_COLUMN_SUMS_cols].i,
                                args[FP8_COLUMN_SUMS_accumulate].i);
         break;
+    case FP8_OP_TRANSPOSE: /* of the scales of a weight's shards */
+        if (!args[FP8_TRANSPOSE_transposed_scales].p)
+            return FP8_OK;
+        break;
+    case FP8_OP_CAST:
+        if (pass == FP8_PASS_WEIGHT && frame->layer->plan->shard.own_scales)
+            return cast_shards(frame, step, args);
+        /* fall through */
     default:
         if (args[SOURCE_ROWS].i == 0 || args[SOURCE_COLS].i == 0)
             return quantize_nothing(frame, step->op, args);

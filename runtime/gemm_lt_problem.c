@@ -49,6 +49,14 @@ fp8_status fp8_lt_check_scaling(const struct fp8_gemm_plan *plan)
     uint64_t version = fp8_lt_version(context->lt);
     if (!by_block(plan))
         return FP8_OK;
+    if (has(plan, FP8_SCALING_TENSOR))
+        return fp8_fail(
+            FP8_ERR_CUBLASLT,
+            "layer '%s', %s: w has a scale for each shard, and cuBLASLt has no product of such "
+            "scales "
+            "along the contraction; generated kernels are for compute capability 9.0, this is "
+            "%d.%d, with a cubin for it in the bundle; take weight_scale = \"tensor\"",
+            plan->layer->name, fp8_pass_name(plan->pass), context->arch / 10, context->arch % 10);
     if (version < scaling_version)
         return fp8_fail(
             FP8_ERR_CUBLASLT,

@@ -191,6 +191,9 @@ fp8_status fp8_host_cast(struct fp8_pool *pool, const fp8_semantics *semantics,
         args[FP8_CAST_dbias_partials].p != NULL)
         FP8_TRY(measure(pool, semantics, args));
     put_scales(args[FP8_CAST_scales].p, job.scale, is_amax ? known : 0.0f);
+    float *rows = args[FP8_CAST_row_scales].p;
+    for (int64_t i = 0; rows && i < fp8_round_up(job.source.rows, FP8_PAD_ROW_SCALES); i++)
+        rows[i] = i < job.source.rows ? fp8_scale_inverse(job.scale) : 0.0f;
     cast_all(pool, &job);
     return FP8_OK;
 }
@@ -215,7 +218,7 @@ static void turn_item(void *user, int64_t index)
     fp8_host_tile_put_transposed(&job->copies, &tile);
 }
 
-/* The grid of 128x128 scales belongs to the other copy just as well, turned. */
+/* The grid of 128x128 scales belongs to the other copy just as well, turned. from_ld 0: a scale for each row. */
 static void turn_scales(const struct turn *job, const fp8_value *args)
 {
     const float *from = args[FP8_TRANSPOSE_scales].p;
@@ -225,7 +228,7 @@ static void turn_scales(const struct turn *job, const fp8_value *args)
     int64_t down = fp8_ceil_div(job->rows, TILE), along = fp8_ceil_div(job->cols, TILE);
     for (int64_t j = 0; j < along; j++) {
         for (int64_t i = 0; i < to_ld; i++)
-            to[j * to_ld + i] = i < down ? from[i * from_ld + j] : 0.0f;
+            to[j * to_ld + i] = i >= down ? 0.0f : from[from_ld ? i * from_ld + j : i * TILE];
     }
 }
 
@@ -240,8 +243,8 @@ fp8_status fp8_host_transpose(struct fp8_pool *pool, const fp8_value *args)
                     .transposed_ld = args[FP8_TRANSPOSE_transposed_ld].i,
                     .transposed_rows = args[FP8_TRANSPOSE_transposed_rows].i },
     };
-    int64_t tiles = fp8_host_tile_count(&job.copies, job.rows, job.cols);
-    fp8_pool_run(pool, tiles, turn_item, &job);
+    if (job.source != NULL)
+        fp8_pool_run(pool, fp8_host_tile_count(&job.copies, job.rows, job.cols), turn_item, &job);
     if (args[FP8_TRANSPOSE_transposed_scales].p != NULL)
         turn_scales(&job, args);
     return FP8_OK;

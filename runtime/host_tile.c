@@ -67,7 +67,6 @@ int64_t fp8_host_tile_count(struct fp8_host_copies *copies, int64_t rows, int64_
         cols = fp8_max_i64(cols, copies->row_ld);
     }
     if (copies->transposed != NULL) {
-        rows = fp8_max_i64(rows, copies->transposed_ld);
         cols = fp8_max_i64(cols, copies->transposed_rows);
     }
     copies->tile_cols = fp8_ceil_div(cols, TILE);

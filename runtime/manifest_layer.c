@@ -93,8 +93,9 @@ static fp8_status read_extra_kernels(struct fp8_reader *reader, const struct fp8
                                      const json_t *record, struct fp8_layer_plan *plan)
 {
     const fp8_scaling *w = plan->scalings[FP8_ROLE_W];
-    bool transposes = w[FP8_ROW_COPY] == w[FP8_TRANSPOSED_COPY] &&
-                      (w[0] == FP8_SCALING_TENSOR || w[0] == FP8_SCALING_TILE);
+    bool transposes =
+        plan->shard.own_scales || (w[FP8_ROW_COPY] == w[FP8_TRANSPOSED_COPY] &&
+                                   (w[0] == FP8_SCALING_TENSOR || w[0] == FP8_SCALING_TILE));
     const json_t *transpose = json_object_get(record, "transpose");
     if (!json_is_null(transpose) && !transposes)
         return fp8_read_bad(reader, "'transpose' is not null, but the copies of w have scales of "
@@ -141,6 +142,10 @@ static void set_scalings(struct fp8_layer_plan *plan)
                     ? FP8_SCALING_NONE
                     : (fp8_scaling)table[plan->recipe.kind][role - 1][copy];
     }
+    if (plan->shard.own_scales) {
+        plan->scalings[FP8_ROLE_W][FP8_ROW_COPY] = FP8_SCALING_ROW;
+        plan->scalings[FP8_ROLE_W][FP8_TRANSPOSED_COPY] = FP8_SCALING_TILE;
+    }
 }
 
 static fp8_status read_history(struct fp8_reader *reader, const json_t *object,
@@ -164,10 +169,13 @@ static fp8_status read_recipe(struct fp8_reader *reader, const json_t *record,
                               struct fp8_layer_plan *plan)
 {
     static const char *const keys[] = { "name", "format", "power_of_two", NULL };
+    static const char *const current_keys[] = { "name", "format", "power_of_two", "weight_scale",
+                                                NULL };
     static const char *const delayed_keys[] = { "name",           "format",     "power_of_two",
                                                 "history_length", "algo",       "margin",
                                                 "calibrate",      "amax_group", NULL };
     static const char *const formats[] = { "hybrid", "e4m3" };
+    static const char *const scales[] = { "tensor", "shard" };
     struct fp8_recipe *recipe = &plan->recipe;
     const json_t *object;
     int word = 0;
@@ -176,15 +184,23 @@ static fp8_status read_recipe(struct fp8_reader *reader, const json_t *record,
     FP8_TRY(fp8_read_word(reader, object, "name", fp8_recipe_names, FP8_RECIPE_COUNT, &word));
     recipe->kind = (enum fp8_recipe_kind)word;
     bool is_delayed = recipe->kind == FP8_RECIPE_DELAYED;
-    FP8_TRY(fp8_read_keys(reader, object, is_delayed ? delayed_keys : keys));
+    bool is_current = recipe->kind == FP8_RECIPE_CURRENT;
+    FP8_TRY(fp8_read_keys(reader, object,
+                          is_delayed   ? delayed_keys
+                          : is_current ? current_keys
+                                       : keys));
     FP8_TRY(fp8_read_word(reader, object, "format", formats, 2, &word));
     recipe->is_hybrid = word == 0;
-    if (recipe->is_hybrid && !is_delayed && recipe->kind != FP8_RECIPE_CURRENT)
+    if (recipe->is_hybrid && !is_delayed && !is_current)
         return fp8_read_bad(reader, "format 'hybrid' is not for recipe '%s'",
                             fp8_recipe_names[recipe->kind]);
     FP8_TRY(fp8_read_bool(reader, object, "power_of_two", &recipe->power_of_two));
     if (is_delayed)
         FP8_TRY(read_history(reader, object, recipe));
+    word = 0;
+    if (is_current)
+        FP8_TRY(fp8_read_word(reader, object, "weight_scale", scales, 2, &word));
+    recipe->by_shard = word == 1;
     fp8_read_leave(reader, mark);
     return FP8_OK;
 }

@@ -72,6 +72,11 @@ fp8_status fp8_manifest_shard(struct fp8_reader *reader, const struct fp8_manife
                             "'rows' is %lld; %lld out_features over %lld ranks make %lld each",
                             (long long)shard->rows, (long long)plan->out_features,
                             (long long)manifest->fsdp, (long long)chunk);
+    shard->own_scales = plan->recipe.by_shard && !plan->is_bf16;
+    if (shard->own_scales && (manifest->fsdp == 1 || shard->multiple != FP8_BLOCK))
+        return fp8_read_bad(reader,
+                            "weight_scale is 'shard', but there is one shard, or they do not "
+                            "end at multiples of 128 rows");
     fp8_read_leave(reader, mark);
     return FP8_OK;
 }

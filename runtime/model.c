@@ -9,7 +9,8 @@
  *              all ranks arrive in place; the transposed copy is made behind them where backward
  *              wants it
  *     grads    two whole gradients, which are reduced while the next is computed
- *     amaxes   one number a layer, or one a column of its weight
+ *     amaxes   one number a layer, or one a column of its weight; those of shards with a scale of their own
+ *              stay here
  * and a stream on which every collective of the model runs, so that all ranks run them in one order.
  */
 #include "runtime/model.h"
@@ -247,6 +248,28 @@ static size_t grad_bytes(fp8_model *model)
     return model->dbias_offset + align(dbias);
 }
 
+/* Those that the ranks agree on come first; behind them one for each shard with a scale of its own. Returns
+ * bytes. */
+static size_t lay_out_amaxes(fp8_model *model, float *at)
+{
+    size_t own = 0;
+    model->amaxes = at;
+    model->amax_count = 0;
+    for (int i = 0; i < model->weight_count; i++) {
+        struct fp8_model_weight *weight = &model->weights[i];
+        weight->amax = model->amaxes + model->amax_count;
+        if (weight->shard.own_scale)
+            own++;
+        else
+            model->amax_count += weight->is_hooked ? 1 : (size_t)weight->shard.amaxes;
+    }
+    for (int i = 0, j = 0; i < model->weight_count; i++) {
+        if (model->weights[i].shard.own_scale)
+            model->weights[i].amax = model->amaxes + model->amax_count + j++;
+    }
+    return align((model->amax_count + own) * sizeof(float));
+}
+
 /* Places in the pool, as offsets from `base`; sets bytes. */
 static void lay_out(fp8_model *model, uint8_t *base)
 {
@@ -273,14 +296,7 @@ static void lay_out(fp8_model *model, uint8_t *base)
     for (int i = 0; i < FP8_MODEL_GRADS && model->exchanges; i++, at += grad)
         model->grads[i].arrivals = at;
     model->bytes.grads = FP8_MODEL_GRADS * (model->exchanges ? 2u : 1u) * grad;
-    model->amaxes = (float *)(void *)at;
-    model->amax_count = 0;
-    for (int i = 0; i < model->weight_count; i++) {
-        model->weights[i].amax = model->amaxes + model->amax_count;
-        model->amax_count +=
-            model->weights[i].is_hooked ? 1 : (size_t)model->weights[i].shard.amaxes;
-    }
-    at += align(model->amax_count * sizeof(float));
+    at += lay_out_amaxes(model, (float *)(void *)at);
     model->bytes.pool = (size_t)(at - base);
     model->bytes.size = sizeof model->bytes;
 }

@@ -82,6 +82,7 @@ static void add_recipe(struct fields *fields, const struct fp8_layer_plan *plan)
     add(fields, "history_length", recipe->history_length);
     add_text(fields, "algo", recipe->most_recent ? "most_recent" : "max");
     add(fields, "calibrate", recipe->calibrate);
+    add_text(fields, "weight_scale", plan->shard.own_scales ? "shard" : "tensor");
     add_text(fields, "amax_group", recipe->shares_amaxes ? "fsdp" : "none");
     add_text(fields, "accumulation of fprop", accumulation_of(plan, FP8_PASS_FPROP));
     add_text(fields, "accumulation of dgrad", accumulation_of(plan, FP8_PASS_DGRAD));

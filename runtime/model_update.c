@@ -105,14 +105,15 @@ static fp8_status find_amaxes(fp8_model *model, const fp8_model_update_args *arg
 }
 
 /* On our stream, between the caller's work before and after: behind every gather that still reads the
- * shards. */
+ * shards. Where every shard has a scale of its own there is nothing to agree on. */
 static fp8_status reduce_amaxes(fp8_model *model, fp8_stream stream)
 {
     char label[FP8_COMM_LABEL];
     FP8_TRY(fp8_model_order(model, &model->caller, stream, model->stream));
     snprintf(label, sizeof label, "amax of w of all %d layers", model->weight_count);
-    FP8_TRY(fp8_comm_all_reduce_max(model->comm, model->amaxes, model->amax_count, label,
-                                    model->stream));
+    if (model->amax_count > 0)
+        FP8_TRY(fp8_comm_all_reduce_max(model->comm, model->amaxes, model->amax_count, label,
+                                        model->stream));
     return fp8_model_order(model, &model->ours, model->stream, stream);
 }
 

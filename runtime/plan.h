@@ -247,8 +247,9 @@ struct fp8_pass_plan {
 /* How w[N,K] is spread over the ranks of the mesh: rank r has rows [r * rows, (r + 1) * rows) of it, as
  * far as there are any. */
 struct fp8_shard_plan {
-    int64_t rows;      /* of each chunk, pads of the last ones among them */
-    int64_t multiple;  /* which rows is a multiple of */
+    int64_t rows;     /* of each chunk, pads of the last ones among them */
+    int64_t multiple; /* which rows is a multiple of */
+    bool own_scales;  /* every chunk of w has one of its own (recipe current, weight_scale shard) */
     const char *group; /* neighbours of one group are gathered together; NULL: by itself */
 };
 
@@ -277,6 +278,7 @@ struct fp8_recipe {
     enum fp8_recipe_kind kind;
     bool is_hybrid;
     bool power_of_two;
+    bool by_shard;  /* current: weight_scale "shard" */
     bool calibrate; /* delayed, as all below */
     bool most_recent;
     bool shares_amaxes; /* amax_group "fsdp" */

@@ -113,9 +113,13 @@ static struct common common_of(enum fp8_op op)
 }
 
 /* What the step's kernel makes of a copy. */
-static fp8_scaling scaling_of(const struct fp8_checker *c)
+static fp8_scaling scaling_of(const struct fp8_checker *c, enum fp8_copy copy)
 {
     switch (c->step->op) {
+    case FP8_OP_CAST: /* run for each shard */
+        if (c->plan->shard.own_scales && fp8_is_given(c, FP8_CAST_row_scales))
+            return copy == FP8_ROW_COPY ? FP8_SCALING_ROW : FP8_SCALING_TILE;
+        return FP8_SCALING_TENSOR;
     case FP8_OP_QUANTIZE_ROW:
     case FP8_OP_QUANTIZE_LINES:
         return FP8_SCALING_ROW;
@@ -137,7 +141,7 @@ static fp8_status check_copy(const struct fp8_checker *c, int pointer, int ld, i
         return fp8_plan_bad(c, copy_rows, "it is less than the rows of the copy");
     const struct fp8_buffer *buffer = &c->plan->buffers[c->step->args[pointer].buffer];
     if (buffer->object == FP8_OBJECT_OPERAND &&
-        c->plan->scalings[buffer->role][which] != scaling_of(c))
+        c->plan->scalings[buffer->role][which] != scaling_of(c, which))
         return fp8_plan_bad(c, pointer, "the op scales this copy in another way than the recipe");
     return FP8_OK;
 }
@@ -213,14 +217,35 @@ static fp8_status check_fused(const struct fp8_checker *c)
 static fp8_status check_cast(const struct fp8_checker *c)
 {
     bool fresh = fp8_is_given(c, FP8_CAST_fresh);
+    int64_t shards = c->pass == FP8_PASS_WEIGHT && c->plan->shard.own_scales
+                         ? fp8_ceil_div(c->plan->out_features, c->plan->shard.rows)
+                         : 1;
     CHECK_NEEDS(
-        c, { FP8_CAST_known, NO_LD, false, FP8_DTYPE_FP32, 1, 1 },
+        c, { FP8_CAST_known, NO_LD, false, FP8_DTYPE_FP32, 1, shards },
         { FP8_CAST_fresh, NO_LD, true, FP8_DTYPE_UINT32, 1, 1 },
         { FP8_CAST_partials, NO_LD, !fresh, FP8_DTYPE_FP32, 1, value_of(c, FP8_CAST_n_partials) },
         { FP8_CAST_scales, NO_LD, false, FP8_DTYPE_FP32, 1, FP8_SCALES_COUNT },
-        { FP8_CAST_amax, NO_LD, true, FP8_DTYPE_FP32, 1, 1 });
+        { FP8_CAST_row_scales, NO_LD, true, FP8_DTYPE_FP32, 1,
+          fp8_round_up(value_of(c, FP8_CAST_rows), FP8_PAD_ROW_SCALES) },
+        { FP8_CAST_amax, NO_LD, true, FP8_DTYPE_FP32, 1, shards });
     if (c->step->semantics.margin != c->plan->recipe.margin)
         return fp8_plan_bad(c, FP8_CAST_known, "margin of the kernel is not the recipe's");
+    return FP8_OK;
+}
+
+/* Of scales alone: those of a weight's shards. */
+static fp8_status check_transpose(const struct fp8_checker *c)
+{
+    int64_t rows = value_of(c, FP8_TRANSPOSE_rows), cols = value_of(c, FP8_TRANSPOSE_cols);
+    if (!c->plan->shard.own_scales || fp8_is_given(c, FP8_TRANSPOSE_source))
+        return fp8_plan_bad(c, FP8_TRANSPOSE_source, "a pass turns the scales of shards alone");
+    if (value_of(c, FP8_TRANSPOSE_scales_ld) != 0)
+        return fp8_plan_bad(c, FP8_TRANSPOSE_scales_ld, "scales of rows have none");
+    CHECK_NEEDS(c, { FP8_TRANSPOSE_scales, NO_LD, false, FP8_DTYPE_FP32, 1, rows },
+                { FP8_TRANSPOSE_transposed_scales, FP8_TRANSPOSE_transposed_scales_ld, false,
+                  FP8_DTYPE_FP32, fp8_ceil_div(cols, FP8_BLOCK),
+                  fp8_round_up(fp8_ceil_div(rows, FP8_BLOCK), FP8_PAD_TILE_SCALES) },
+                { FP8_TRANSPOSE_when, NO_LD, true, FP8_DTYPE_UINT32, 1, 1 });
     return FP8_OK;
 }
 
@@ -541,6 +566,7 @@ static fp8_status check_own(const struct fp8_checker *c)
     case FP8_OP_GEMM:
         return check_gemm(c);
     case FP8_OP_TRANSPOSE:
+        return check_transpose(c);
     case FP8_OP_ROLL:
     case FP8_OP_STORE:
     case FP8_OP_SUM:
@@ -558,7 +584,8 @@ static fp8_status check_step(const struct fp8_checker *c)
     for (int i = 0; i < fp8_op_arg_count(op); i++)
         FP8_TRY(check_owner(c, i));
     FP8_TRY(check_own(c));
-    return op == FP8_OP_GEMM || op == FP8_OP_COLUMN_SUMS ? FP8_OK : check_common(c);
+    bool quantises = op != FP8_OP_GEMM && op != FP8_OP_COLUMN_SUMS && op != FP8_OP_TRANSPOSE;
+    return quantises ? check_common(c) : FP8_OK;
 }
 
 /* ---- the layer ---- */

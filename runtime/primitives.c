@@ -179,8 +179,10 @@ static fp8_status check_transpose(const fp8_layer *layer, const fp8_transpose_ar
         return fp8_fail(FP8_ERR_OPERAND, "%s: operand is not filled", call);
     FP8_TRY(check_role(call, args->operand->role));
     const fp8_scaling *scalings = layer->plan->scalings[args->operand->role];
-    if (!layer->plan->transpose || scalings[FP8_ROW_COPY] != scalings[FP8_TRANSPOSED_COPY] ||
-        (scalings[0] != FP8_SCALING_TENSOR && scalings[0] != FP8_SCALING_TILE))
+    const bool by_shard = layer->plan->shard.own_scales && args->operand->role == FP8_ROLE_W;
+    if (!layer->plan->transpose ||
+        (!by_shard && (scalings[FP8_ROW_COPY] != scalings[FP8_TRANSPOSED_COPY] ||
+                       (scalings[0] != FP8_SCALING_TENSOR && scalings[0] != FP8_SCALING_TILE))))
         return fp8_fail(
             FP8_ERR_UNSUPPORTED,
             "%s: the copies of %s have scales of their own in layer '%s' (%s); quantise "
@@ -215,7 +217,8 @@ fp8_status fp8_transpose(const fp8_layer *layer, const fp8_transpose_args *args)
         [FP8_TRANSPOSE_transposed_ld].i = view.transposed_ld,
         [FP8_TRANSPOSE_transposed_rows].i = fp8_round_up(filled.cols, FP8_PAD_ROWS),
         [FP8_TRANSPOSE_scales].p = view.row_scales,
-        [FP8_TRANSPOSE_scales_ld].i = view.row_scales_ld,
+        [FP8_TRANSPOSE_scales_ld].i =
+            filled.row_scaling == FP8_SCALING_ROW ? 0 : view.row_scales_ld,
         [FP8_TRANSPOSE_transposed_scales].p = view.transposed_scales,
         [FP8_TRANSPOSE_transposed_scales_ld].i = view.transposed_scales_ld,
     };

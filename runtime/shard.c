@@ -15,19 +15,20 @@ enum { FLAT = 2048 };
 
 /* ---- arithmetic ---- */
 
-/* The step that quantises w: cast with a given amax, or by tiles; NULL: w's copies cannot be made from
+/* The step that quantises w: cast with an amax from elsewhere, or by tiles; NULL: w's copies cannot be made from
  * rows alone. */
 static const struct fp8_step *find_step(const fp8_layer *layer, bool *is_tile)
 {
     const struct fp8_layer_plan *plan = layer->plan;
     const fp8_scaling *scalings = plan->scalings[FP8_ROLE_W];
     *is_tile = scalings[FP8_ROW_COPY] == FP8_SCALING_TILE;
-    if (plan->is_bf16 || scalings[FP8_ROW_COPY] != scalings[FP8_TRANSPOSED_COPY] ||
-        (!*is_tile && scalings[FP8_ROW_COPY] != FP8_SCALING_TENSOR))
+    const bool own = plan->shard.own_scales;
+    if (plan->is_bf16 || (!own && scalings[FP8_ROW_COPY] != scalings[FP8_TRANSPOSED_COPY]) ||
+        (!own && !*is_tile && scalings[FP8_ROW_COPY] != FP8_SCALING_TENSOR))
         return NULL;
     const enum fp8_op op = *is_tile ? FP8_OP_QUANTIZE_BLOCK : FP8_OP_CAST;
     const struct fp8_pass_plan *pass =
-        &plan->passes[*is_tile ? FP8_PASS_WEIGHT : fp8_given_pass(FP8_ROLE_W)];
+        &plan->passes[*is_tile || own ? FP8_PASS_WEIGHT : fp8_given_pass(FP8_ROLE_W)];
     for (int i = 0; i < pass->step_count; i++) {
         if (pass->steps[i].op == op)
             return &pass->steps[i];
@@ -71,11 +72,22 @@ static fp8_status check_sharding(const char *call, const fp8_layer *layer,
             "%s: sharding->transposed is 1, but a range of elements of layer '%s' has no "
             "transposed copy; shard whole rows (FP8_SHARD_ROWS)",
             call, layer->plan->name);
-    if ((has_rows || is_tile) && sharding->kind == FP8_SHARD_ELEMENTS)
+    const struct fp8_shard_plan *planned = &layer->plan->shard;
+    if ((has_rows || is_tile || planned->own_scales) && sharding->kind == FP8_SHARD_ELEMENTS)
         return fp8_fail(FP8_ERR_UNSUPPORTED,
                         "%s: layer '%s' has scales %s, which a range of elements cuts; shard whole "
                         "rows (FP8_SHARD_ROWS)",
-                        call, layer->plan->name, has_rows ? "of rows" : "of 128 x 128");
+                        call, layer->plan->name,
+                        has_rows  ? "of rows"
+                        : is_tile ? "of 128 x 128"
+                                  : "of shards of rows (weight_scale shard)");
+    const int64_t fsdp = layer->bundle->manifest.fsdp;
+    if (planned->own_scales && sharding->ranks != fsdp)
+        return fp8_fail(
+            FP8_ERR_ARGUMENT,
+            "%s: layer '%s' has a scale for each of %lld shards (weight_scale shard), but "
+            "sharding->ranks is %d; build the bundle with mesh = { fsdp = %d }",
+            call, layer->plan->name, (long long)fsdp, sharding->ranks, sharding->ranks);
     return FP8_OK;
 }
 
@@ -89,6 +101,7 @@ fp8_status fp8_shard_shape_of(const char *call, const fp8_layer *layer,
     shape->kind = sharding->kind;
     (void)find_step(layer, &shape->is_tile);
     shape->has_rows = fp8_shard_has_rows(layer->plan);
+    shape->own_scale = layer->plan->shard.own_scales;
     shape->amaxes = 1;
     int64_t data;
     if (sharding->kind == FP8_SHARD_ROWS) {
@@ -106,9 +119,10 @@ fp8_status fp8_shard_shape_of(const char *call, const fp8_layer *layer,
         shape->scales_ld = fp8_round_up(fp8_ceil_div(k, FP8_BLOCK), FP8_PAD_TILE_SCALES);
         shape->scale_bytes = (size_t)(shape->chunk / FP8_BLOCK * shape->scales_ld) * sizeof(float);
     }
-    if (shape->has_rows)
+    if (shape->has_rows || shape->own_scale)
         shape->scale_bytes = (size_t)shape->chunk * sizeof(float);
-    shape->is_turned = shape->has_rows || (sharding->transposed && !shape->is_tile);
+    shape->is_turned =
+        shape->has_rows || (sharding->transposed && !shape->is_tile && !shape->own_scale);
     if (shape->is_turned)
         fp8_shard_shape_turned(layer, shape);
     shape->first = fp8_min_i64(sharding->rank * shape->chunk, shape->all);
@@ -141,6 +155,7 @@ fp8_status fp8_shard_amaxes(const fp8_layer *layer, int64_t *count)
     if (!count)
         return fp8_fail(FP8_ERR_ARGUMENT, "shard_amaxes: count is NULL");
     *count = 0;
+    sharding.ranks = layer ? (int32_t)layer->bundle->manifest.fsdp : 1;
     FP8_TRY(fp8_shard_shape_of("shard_amaxes", layer, &sharding, &shape));
     *count = shape.amaxes;
     return FP8_OK;
@@ -202,7 +217,7 @@ struct matrix {
 
 /* What the cast leaves; NULL: not wanted. */
 struct target {
-    float *scales;
+    float *scales, *row_scales;
     uint8_t *row;
     int64_t row_ld, row_rows;
     uint8_t *transposed;
@@ -225,6 +240,7 @@ static fp8_status cast(const fp8_layer *layer, const fp8_call *call, const float
     values[FP8_CAST_known_is_amax].i = 1;
     values[FP8_CAST_e5m2].i = step->kernel->semantics.target_dtype == FP8_DTYPE_E5M2;
     values[FP8_CAST_scales].p = to->scales;
+    values[FP8_CAST_row_scales].p = to->row_scales;
     values[FP8_CAST_row].p = to->row;
     values[FP8_CAST_row_ld].i = to->row_ld;
     values[FP8_CAST_row_rows].i = to->row_rows;
@@ -365,6 +381,15 @@ static fp8_status prepare_turned(const fp8_layer *layer, const fp8_shard_args *a
     return fp8_zero_2d(layer->context, to->transposed, bytes, bytes, 1, args->call.stream);
 }
 
+/* The scale for every row there is, zeros behind. */
+static fp8_status prepare_own(const fp8_layer *layer, const fp8_shard_args *args,
+                              const struct fp8_shard_shape *shape, struct target *to)
+{
+    to->row_scales = (float *)(void *)((uint8_t *)args->shard + FP8_PART_ALIGN);
+    const int64_t bytes = (int64_t)(shape->data_offset - FP8_PART_ALIGN);
+    return fp8_zero_2d(layer->context, to->row_scales, bytes, bytes, 1, args->call.stream);
+}
+
 static fp8_status run_quantize(const fp8_layer *layer, const fp8_shard_args *args,
                                const struct fp8_shard_shape *shape)
 {
@@ -378,6 +403,8 @@ static fp8_status run_quantize(const fp8_layer *layer, const fp8_shard_args *arg
     else {
         if (shape->is_turned)
             FP8_TRY(prepare_turned(layer, args, shape, &to));
+        if (shape->own_scale)
+            FP8_TRY(prepare_own(layer, args, shape, &to));
         FP8_TRY(cast_shard(layer, args, args->amax, shape, &to, &end));
     }
     const int64_t rest = (int64_t)(shape->data_bytes - end);

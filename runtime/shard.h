@@ -16,11 +16,12 @@ struct fp8_shard_shape {
     int64_t all;   /* rows or elements of w */
     int64_t chunk; /* of every rank, pads included */
     int64_t first, count;
-    int64_t row_ld;     /* bytes from one row to the next: rows; bytes of a chunk: elements */
-    bool is_tile;       /* scales of 128 x 128 */
-    bool has_rows;      /* a scale a row; neither: one scale for the tensor */
-    bool is_turned;     /* a transposed part beside the rows */
-    int64_t amaxes;     /* numbers that are reduced over the ranks */
+    int64_t row_ld; /* bytes from one row to the next: rows; bytes of a chunk: elements */
+    bool is_tile;   /* scales of 128 x 128 */
+    bool has_rows;  /* a scale a row */
+    bool own_scale; /* one scale for each shard, written for each row; none: one for the tensor */
+    bool is_turned; /* a transposed part beside the rows */
+    int64_t amaxes; /* numbers that are reduced over the ranks, or with own_scale are the shard's */
     int64_t scales_ld;  /* of tile scales, in elements */
     size_t scale_bytes; /* of a chunk's scales of tiles or rows */
     size_t data_offset; /* of the FP8 bytes in a shard */

@@ -30,7 +30,7 @@ static fp8_status check_pieces(const fp8_layer *layer, const fp8_unpack_args *ar
                 (long long)shape->all);
         if (!piece->shard)
             return fp8_fail(FP8_ERR_ARGUMENT, "shard_unpack: shard of piece %zu is NULL", i);
-        if (shape->is_tile && piece->first % FP8_BLOCK)
+        if ((shape->is_tile || shape->own_scale) && piece->first % FP8_BLOCK)
             return fp8_fail(FP8_ERR_SHAPE,
                             "shard_unpack: piece %zu begins at row %lld, inside a tile of 128 rows",
                             i, (long long)piece->first);
@@ -82,7 +82,7 @@ static fp8_status spread(const fp8_layer *layer, const uint8_t *from, uint8_t *r
     return FP8_OK;
 }
 
-/* Scales of rows, and the transposed part where it is wanted. */
+/* The transposed part where it is wanted. */
 static fp8_status put_turned(const fp8_layer *layer, const struct fp8_shard_shape *shape,
                              const fp8_shard_piece *piece, const fp8_operand_view *view,
                              fp8_stream stream)
@@ -90,10 +90,6 @@ static fp8_status put_turned(const fp8_layer *layer, const struct fp8_shard_shap
     const uint8_t *shard = piece->shard;
     const struct fp8_turned_piece turned = { shard + shape->turned_offset, piece->first,
                                              piece->count };
-    if (shape->has_rows)
-        FP8_TRY(fp8_copy_bytes(layer->context, view->row_scales + piece->first,
-                               shard + FP8_PART_ALIGN, (size_t)piece->count * sizeof(float),
-                               stream));
     if (!view->transposed)
         return FP8_OK;
     return fp8_shard_put_turned(layer->context, shape, &turned, view, layer->plan->in_features,
@@ -119,6 +115,10 @@ static fp8_status put_pieces(const fp8_layer *layer, const fp8_unpack_args *args
         has_scales = true;
         if (shape->is_turned)
             FP8_TRY(put_turned(layer, shape, piece, view, stream));
+        if (shape->has_rows || shape->own_scale)
+            FP8_TRY(fp8_copy_bytes(context, view->row_scales + piece->first,
+                                   (const uint8_t *)piece->shard + FP8_PART_ALIGN,
+                                   (size_t)piece->count * sizeof(float), stream));
         if (shape->is_tile)
             FP8_TRY(fp8_copy_bytes(
                 context, view->row_scales + piece->first / FP8_BLOCK * shape->scales_ld,
@@ -131,7 +131,7 @@ static fp8_status put_pieces(const fp8_layer *layer, const fp8_unpack_args *args
         else
             FP8_TRY(spread(layer, data, view->row, piece->first, piece->count, &rows, stream));
     }
-    if (shape->has_rows) {
+    if (shape->has_rows || shape->own_scale) {
         const int64_t pad = fp8_round_up(n, FP8_PAD_ROW_SCALES) - n;
         FP8_TRY(fp8_fill_words(context, view->row_scales + n, 0, pad, stream));
     }
@@ -189,7 +189,8 @@ fp8_status fp8_shard_transpose(const fp8_layer *layer, const fp8_operand *operan
     values[FP8_TRANSPOSE_transposed_ld].i = view.transposed_ld;
     values[FP8_TRANSPOSE_transposed_rows].i = fp8_round_up(operand->cols, FP8_PAD_ROWS);
     values[FP8_TRANSPOSE_scales].p = view.row_scales;
-    values[FP8_TRANSPOSE_scales_ld].i = view.row_scales_ld;
+    values[FP8_TRANSPOSE_scales_ld].i =
+        operand->row_scaling == FP8_SCALING_ROW ? 0 : view.row_scales_ld;
     values[FP8_TRANSPOSE_transposed_scales].p = view.transposed_scales;
     values[FP8_TRANSPOSE_transposed_scales_ld].i = view.transposed_scales_ld;
     if (layer->context->is_host)

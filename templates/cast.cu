@@ -1,7 +1,7 @@
 // cast.cu - op "cast": a tensor whose scale, or amax, is known before it is read (or, where `fresh` says that
 // nothing is known yet, its own amax from partial maxima). One read, the row copy and the
 // transposed copy in FP8, padding included, the running amax, found_inf, and the column sums of every 128
-// rows for dbias.
+// rows for dbias. The scale goes to every row of row_scales too, where these are wanted.
 //
 // The running amax is a maximum of float bits as int32: magnitudes order as their bits do, and a negative
 // float (did not run yet) is below all of them, so the order of the CTAs does not matter.
@@ -22,6 +22,13 @@ __device__ __forceinline__ float usable_amax(float amax) {
     return amax > 0.0f ? fminf(amax, 3.402823466e+38f) : 0.0f;
 }
 
+// The inverse scale, for the rows of a tile, and zeros up to a multiple of 16 rows.
+__device__ __forceinline__ void write_rows(float *row_scales, i64 top, i64 rows, float scale_inv) {
+    i64 row = top + threadIdx.x;
+    if (threadIdx.x < tile && row < (rows + 15) / 16 * 16)
+        row_scales[row] = row < rows ? scale_inv : 0.0f;
+}
+
 // Once, at the end: this CTA's maximum into the running one.
 __device__ __forceinline__ void write_running(const amax_of<source_t> &seen, u32 *slots,
                                               float *amax, u32 *found_inf) {
@@ -35,7 +42,7 @@ __device__ __forceinline__ void write_running(const amax_of<source_t> &seen, u32
 extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 : 2)
     $entry(const source_t *source, i64 source_ld, i64 rows, i64 cols, const float *known,
            int known_is_amax, const u32 *fresh, const u32 *partials, int n_partials, float *scales,
-           u8 *row, i64 row_ld, i64 row_rows, u8 *transposed, i64 transposed_ld,
+           float *row_scales, u8 *row, i64 row_ld, i64 row_rows, u8 *transposed, i64 transposed_ld,
            i64 transposed_rows, float *amax, u32 *found_inf, float *dbias_partials, i64 dbias_ld,
            const u32 *when, int e5m2) {
     extern __shared__ __align__(128) u8 shared[];
@@ -64,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(threads, sizeof(source_t) == 2 ? 3 
             write_scales(scales, pair, is_amax ? given : 0.0f);
         }
         i64 top = here.top(), left = here.left();
+        if (row_scales && left == 0) write_rows(row_scales, top, rows, pair.scale_inv);
         vec8<source_t> v[patch];
         uint2 q[patch];
         in.take(v);

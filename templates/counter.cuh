@@ -131,6 +131,7 @@ struct tiles_to_make {
         mbarrier_wait(s.full, s.phase);
         return read_slot(s) < count;
     }
+    __device__ __forceinline__ int peek() const { return read_slot(slot_at(base, number)); }
     // The tile; its slot is free from now on.
     __device__ __forceinline__ int take() const {
         tile_slot s = slot_at(base, number);

@@ -29,6 +29,8 @@ constexpr bool add = $add; // out +=
 // Whether scale_inv's are a vector, one for each row of a, of b.
 constexpr bool a_row_scaled = $a_row_scaled, b_row_scaled = $b_row_scaled;
 constexpr bool row_scaled = a_row_scaled || b_row_scaled;
+// Whether b's are a grid, one for 128 of its rows and 128 of K: they are applied to partial sums (mainloop.cuh).
+constexpr bool b_tile_scaled = $b_tile_scaled;
 using out_t = $target;
 
 constexpr int consumers = $consumers; // warpgroups
@@ -48,6 +50,9 @@ static_assert(waves * accumulators + partials * accumulators <= 208, "accumulato
 static_assert(partials != 2 || waves == 1, "two partial sums serve one wave");
 static_assert(run == 1 || (partials == 1 && waves == 1),
               "runs are for one partial sum of one wave");
+static_assert(!b_tile_scaled ||
+                  (partials > 0 && run == 1 && slices == 1 && !swapped && bk % bn == 0),
+              "a partial sum of a tile has one scale");
 static_assert(!pingpong || (partials == 0 && consumers == 2),
               "two take turns, and multiply with one accumulator each");
 
@@ -153,7 +158,9 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
         take_registers<$consumer_registers>();
         wait_for_previous_kernel();
         scales s = {0, 0, a_scales, b_scales, bias};
-        if (!row_scaled) {
+        if (b_tile_scaled) {
+            s.smaller = s.larger = 1.0f; // the sums are scaled already
+        } else if (!row_scaled) {
             float sa = __ldg(a_scales + 4), sb = __ldg(b_scales + 4);
             s.smaller = fminf(sa, sb), s.larger = fmaxf(sa, sb);
         }

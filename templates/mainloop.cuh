@@ -7,6 +7,9 @@
 //                   next block multiplies while this one is added; with one, the two warpgroups fill each
 //                   other's gaps.
 //   multiply_runs   the same every `run` blocks, for the accumulation intervals 256 and 512
+//
+// Where b has a scale for every 128 of K, split sums are multiplied by it, and by that of a, on their way into
+// the fp32 registers: one multiply-add in place of an add.
 #pragma once
 
 // Read anew at every use (volatile): kept over the main loop it would cost a register too many.
@@ -74,10 +77,24 @@ __device__ __forceinline__ void multiply_fast(float (&acc)[waves][accumulators],
     p.release(previous);
 }
 
+// What the sums over each 128 of K are multiplied by.
+struct block_factors {
+    const float *of_b; // one for each block, of the tile's rows of b
+    float of_a;
+
+    // Asked for before the sums are waited for, so that it is there with them.
+    __device__ __forceinline__ float at(int k) const {
+        float x = 1.0f;
+        if (b_tile_scaled) asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(x) : "l"(of_b + k));
+        return b_tile_scaled ? x * of_a : x;
+    }
+};
+
 __device__ __forceinline__ void promote(float (&acc)[accumulators],
-                                        const float (&part)[accumulators]) {
+                                        const float (&part)[accumulators], float factor) {
 #pragma unroll
-    for (int i = 0; i < accumulators; ++i) acc[i] += part[i];
+    for (int i = 0; i < accumulators; ++i)
+        acc[i] = b_tile_scaled ? __fmaf_rn(part[i], factor, acc[i]) : acc[i] + part[i];
 }
 
 // Starts the next block into `part` and returns its stage.
@@ -94,36 +111,38 @@ __device__ __forceinline__ int start_block(float (&part)[accumulators], pipeline
 template <int pending>
 __device__ __forceinline__ void finish_block(float (&acc)[accumulators],
                                              float (&part)[accumulators], const pipeline &p,
-                                             int stage) {
+                                             int stage, float factor) {
     wgmma_wait<pending>();
     p.release(stage);
-    promote(acc, part);
+    promote(acc, part, factor);
 }
 
 // Two partial accumulators in turn; one wave only.
 __device__ __forceinline__ void multiply_split_double(float (&acc)[accumulators], pipeline &p,
-                                                      int blocks) {
+                                                      int blocks, const block_factors &f) {
     float part[2][accumulators];
     int even = start_block(part[0], p), odd, k = 1;
     for (; k + 1 < blocks; k += 2) {
         odd = start_block(part[1], p);
-        finish_block<1>(acc, part[0], p, even);
+        finish_block<1>(acc, part[0], p, even, f.at(k - 1));
         even = start_block(part[0], p);
-        finish_block<1>(acc, part[1], p, odd);
+        finish_block<1>(acc, part[1], p, odd, f.at(k));
     }
     if (k < blocks) {
         odd = start_block(part[1], p);
-        finish_block<1>(acc, part[0], p, even);
-        finish_block<0>(acc, part[1], p, odd);
+        finish_block<1>(acc, part[0], p, even, f.at(k - 1));
+        finish_block<0>(acc, part[1], p, odd, f.at(k));
     } else {
-        finish_block<0>(acc, part[0], p, even);
+        finish_block<0>(acc, part[0], p, even, f.at(k - 1));
     }
 }
 
 __device__ __forceinline__ void multiply_split_single(float (&acc)[waves][accumulators],
-                                                      pipeline &p, int blocks) {
+                                                      pipeline &p, int blocks,
+                                                      const block_factors &f) {
     float part[accumulators];
     for (int k = 0; k < blocks; ++k) {
+        float factor = f.at(k);
         p.wait();
 #pragma unroll
         for (int w = 0; w < waves; ++w) {
@@ -132,7 +151,7 @@ __device__ __forceinline__ void multiply_split_single(float (&acc)[waves][accumu
             wgmma_commit();
             wgmma_wait<0>();
             if (w == waves - 1) p.release(p.at.stage);
-            promote(acc[w], part);
+            promote(acc[w], part, factor);
         }
         p.at.next();
     }
@@ -157,12 +176,12 @@ __device__ __forceinline__ void multiply_runs(float (&acc)[accumulators], pipeli
         }
         wgmma_wait<0>();
         p.release(previous);
-        promote(acc, part);
+        promote(acc, part, 1.0f);
     }
 }
 
-__device__ __forceinline__ void multiply(float (&acc)[waves][accumulators], pipeline &p,
-                                         int blocks) {
+__device__ __forceinline__ void multiply(float (&acc)[waves][accumulators], pipeline &p, int blocks,
+                                         const block_factors &f = {nullptr, 1.0f}) {
 #pragma unroll
     for (int w = 0; w < waves; ++w)
 #pragma unroll
@@ -173,7 +192,7 @@ __device__ __forceinline__ void multiply(float (&acc)[waves][accumulators], pipe
     else if (run > 1)
         multiply_runs(acc[0], p, blocks);
     else if (partials == 2)
-        multiply_split_double(acc[0], p, blocks);
+        multiply_split_double(acc[0], p, blocks, f);
     else
-        multiply_split_single(acc, p, blocks);
+        multiply_split_single(acc, p, blocks, f);
 }

@@ -16,7 +16,7 @@ struct output {
 
 struct scales {
     float smaller, larger;          // of the two tensors
-    const float *of_rows, *of_cols; // row_scaled: of the rows of out (those of a) and its columns
+    const float *of_rows, *of_cols; // of a and of b; row_scaled: of the rows of out and its columns
     const bf16 *bias;
 };
 

@@ -55,7 +55,12 @@ __device__ __forceinline__ void consume(const output &out, const scales &s,
     }
     for (tiles_to_make walk(base); walk.inside(tiles_of(e).count()); walk.next()) {
         float acc[waves][accumulators];
-        multiply(acc, p, e.blocks);
+        block_factors factors = {nullptr, 1.0f};
+        if (b_tile_scaled) {
+            int line = tiles_of(e).at(walk.peek()).n * bn / bk, ld = (e.blocks + 3) / 4 * 4;
+            factors = {s.of_cols + i64(line) * ld, __ldg(s.of_rows + 4)};
+        }
+        multiply(acc, p, e.blocks, factors);
         if (pingpong) p.at.skip(e.blocks); // the other one's stages
         tile_at tile = tiles_of(e).at(walk.take());
         int row = (tile.m * cluster + int(rank)) * bm + first_row, col = tile.n * bn;

@@ -1,5 +1,6 @@
 // transpose.cu - op "transpose": FP8 bytes, row copy to transposed copy, padding as zeros. The scales stay;
-// those of 128 x 128 are transposed too.
+// those of 128 x 128 are transposed too. scales_ld = 0: a scale for each row, the same within 128 rows, becomes
+// those of the 128 x 128. No source: the scales alone.
 #include "copies.cuh"
 #include "ptx.cuh"
 
@@ -25,6 +26,11 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
     bool aligned = ((u64(source) | u64(source_ld)) & 7) == 0;
     int rg = threadIdx.x / groups, cg = threadIdx.x % groups;
     for (tile_walk<false> here(rows, cols); here.inside(); here.next()) {
+        if (transposed_scales && threadIdx.x == 0)
+            write_inverse(transposed_scales, transposed_scales_ld, here.col(), here.row(),
+                          here.rows,
+                          scales[scales_ld ? here.row() * scales_ld + here.col() : here.top()]);
+        if (!source) continue;
         i64 row = here.top() + rg * patch, col = here.left() + cg * patch;
         const u8 *p = source + row * source_ld + col;
         uint2 q[patch];
@@ -40,8 +46,5 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
         put_transposed(turned, q, rg, cg);
         __syncthreads();
         store_transposed(to, turned, here.top(), here.left(), threadIdx.x);
-        if (transposed_scales && threadIdx.x == 0)
-            write_inverse(transposed_scales, transposed_scales_ld, here.col(), here.row(),
-                          here.rows, scales[here.row() * scales_ld + here.col()]);
     }
 }

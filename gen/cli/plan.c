@@ -325,6 +325,8 @@ static void print_recipe(const json_t *recipe)
     const char *algo = json_string_value(json_object_get(recipe, "algo"));
     printf("recipe %s %s%s", plan_text(recipe, "name"), plan_text(recipe, "format"),
            json_is_true(json_object_get(recipe, "power_of_two")) ? " power-of-two" : "");
+    if (strcmp(plan_text(recipe, "weight_scale"), "shard") == 0)
+        printf(", w by shard");
     if (!algo)
         return;
     printf(", %s of %" PRId64 " steps", strcmp(algo, "max") == 0 ? "max" : "most recent",

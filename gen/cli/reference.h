@@ -39,7 +39,8 @@ float ref_load(const void *data, fp8_dtype dtype, int64_t at);
 /* How a recipe makes a scale of the amax of a group. */
 struct ref_rule {
     bool power_of_two;
-    int margin; /* delayed scaling; the amax is that of the same data, a step before */
+    int margin;         /* delayed scaling; the amax is that of the same data, a step before */
+    int64_t shard_rows; /* rows of w that share a scale (weight_scale shard); 0: none */
 };
 
 struct ref_verdict {

@@ -41,11 +41,14 @@ struct grid {
     atomic_uint *amax; /* bits of float32, then of the scales */
 };
 
-static struct grid grid_of(const fp8_tensor *source, fp8_scaling scaling, bool transposed)
+static struct grid grid_of(const fp8_tensor *source, fp8_scaling scaling, bool transposed,
+                           int64_t shard_rows)
 {
     int64_t rows = source->rows > 0 ? source->rows : 1, cols = source->cols;
     struct grid g = { rows, cols, 1, 1, NULL };
-    if (scaling == FP8_SCALING_TILE)
+    if (shard_rows > 0)
+        g.height = shard_rows;
+    else if (scaling == FP8_SCALING_TILE)
         g.height = g.width = BLOCK;
     else if (scaling == FP8_SCALING_ROW || scaling == FP8_SCALING_BLOCK) {
         int64_t along = scaling == FP8_SCALING_BLOCK ? BLOCK : transposed ? rows : cols;
@@ -182,6 +185,22 @@ static int64_t wrong_scales(const struct grid *g, fp8_scaling scaling, bool tran
     return wrong;
 }
 
+/* The same of a weight whose shards have one scale each: for every row, for every block of 128 rows. */
+static int64_t wrong_shard_scales(const struct grid *g, const fp8_tensor *source, bool transposed,
+                                  const float *part, int64_t ld)
+{
+    int64_t step = transposed ? BLOCK : 1, outer = transposed ? ceil_div(source->cols, BLOCK) : 1;
+    int64_t wrong = 0;
+    for (int64_t o = 0; o < outer; o++) {
+        for (int64_t i = 0; i < ld; i++) {
+            bool inside = i * step < source->rows;
+            float want = inside ? 1.0f / from_bits(g->amax[i * step / g->height]) : 0.0f;
+            wrong += !same_bits(part[o * ld + i], want);
+        }
+    }
+    return wrong;
+}
+
 /* ---- bytes ---------------------------------------------------------------------------------------------- */
 
 struct comparison {
@@ -276,7 +295,7 @@ static bool check_copy(const fp8_tensor *source, const fp8_operand *operand,
     const uint8_t *copy = transposed ? view.transposed : view.row;
     if (!copy)
         return true;
-    struct grid grid = grid_of(source, scaling, transposed);
+    struct grid grid = grid_of(source, scaling, transposed, rule->shard_rows);
     struct ref_scales whole;
     bool done = make_scales(source, operand->dtype, rule, &grid, &whole);
     if (done) {
@@ -288,12 +307,14 @@ static bool check_copy(const fp8_tensor *source, const fp8_operand *operand,
                                 .ld = transposed ? view.transposed_ld : view.row_ld,
                                 .transposed = transposed };
         v->wrong_bytes += wrong_bytes(&c);
+        const float *part = transposed ? view.transposed_scales : view.row_scales;
+        int64_t ld = transposed ? view.transposed_scales_ld : view.row_scales_ld;
         if (scaling == FP8_SCALING_TENSOR)
             v->whole = whole, v->has_whole = true;
+        else if (rule->shard_rows > 0)
+            v->wrong_scales += wrong_shard_scales(&grid, source, transposed, part, ld);
         else if (source->rows > 0)
-            v->wrong_scales += wrong_scales(
-                &grid, scaling, transposed, transposed ? view.transposed_scales : view.row_scales,
-                transposed ? view.transposed_scales_ld : view.row_scales_ld);
+            v->wrong_scales += wrong_scales(&grid, scaling, transposed, part, ld);
     }
     free(grid.amax);
     return done;

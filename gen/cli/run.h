@@ -31,6 +31,7 @@ struct run_recipe {
     char name[32];
     bool power_of_two, is_delayed;
     int margin;
+    int64_t shard_rows;           /* of w, that share a scale (weight_scale shard); 0: all */
     bool is_bf16;                 /* nothing is quantised */
     bool plain[FP8_PASS_COUNT];   /* the pass multiplies the caller's tensors, in bf16 */
     bool split[FP8_PASS_COUNT];   /* accumulation of the pass's GEMM */

@@ -98,7 +98,7 @@ int run_check_operand(const struct run_layer *run, enum run_buffer buffer, struc
 {
     fp8_tensor source = run_host_tensor(run, source_of(buffer));
     fp8_operand operand = run_host_operand(run, buffer);
-    const struct ref_rule rule = { run->recipe.power_of_two, run->recipe.margin };
+    const struct ref_rule rule = { run->recipe.power_of_two, run->recipe.margin, 0 };
     fp8_operand_view view;
     struct ref_verdict verdict;
     fp8_status status = fp8_operand_parts(&operand, &view);

@@ -40,6 +40,8 @@ struct run_recipe run_read_recipe(const json_t *manifest, const char *name)
     recipe.is_delayed = strcmp(recipe.name, "delayed") == 0;
     recipe.power_of_two = json_is_true(json_object_get(fields, "power_of_two"));
     recipe.margin = (int)plan_integer(fields, "margin");
+    if (strcmp(plan_text(fields, "weight_scale"), "shard") == 0 && !recipe.is_bf16)
+        recipe.shard_rows = plan_integer(json_object_get(layer, "shard"), "rows");
     for (int pass = 0; pass < FP8_PASS_COUNT; pass++) {
         const char *pass_name = fp8_pass_name((fp8_pass)pass);
         recipe.split[pass] = strcmp(plan_text(accumulation, pass_name), "split") == 0;

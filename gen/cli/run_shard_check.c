@@ -3,7 +3,8 @@
  *
  * In: a rank whose pass has ended. Every rank evaluates the unsharded layer on its own x and dy with the
  * whole weight, by the same library on the same device. Out: counts and shares per layer. The FP8 bytes
- * and scales of the gathered weight, y and dx must be the same bits. dw and dbias after the reduction must
+ * and scales of the gathered weight, y and dx must be the same bits, and the weight what the rules of quantisation
+ * say. dw and dbias after the reduction must
  * be the sum (average) of all ranks' unsharded ones, taken in float64, within the roundings that sums in
  * their dtype may make: (terms + 2) half ulps of the sum of the terms' sizes for each element.
  */
@@ -12,6 +13,7 @@
 #include <string.h>
 
 #include "gen/cli/reference.h"
+#include "gen/cli/run.h"
 #include "gen/cli/run_shard.h"
 
 static int no_memory(void)
@@ -91,6 +93,30 @@ static int make_reference_weight(struct shard_rank *s, struct shard_layer *l)
                   : cli_device_synchronize(&s->rank->device);
 }
 
+/* The unsharded weight against the rules of quantisation, on one rank: all have the same. */
+static int check_rules(struct shard_rank *s, struct shard_layer *l)
+{
+    const struct run_recipe recipe = run_read_recipe(s->run->manifest, l->info.name);
+    const struct ref_rule rule = { recipe.power_of_two, recipe.margin, recipe.shard_rows };
+    const fp8_tensor w = { .data = l->buffers[SHARD_W].host,
+                           .rows = l->info.out_features,
+                           .cols = l->info.in_features,
+                           .ld = l->info.in_features,
+                           .dtype = l->info.w_dtype };
+    struct ref_verdict verdict;
+    int code = s->rank->rank == 0
+                   ? cli_buffer_download(&s->rank->device, &l->buffers[SHARD_REF_WEIGHT])
+                   : CLI_DONE;
+    if (code || s->rank->rank != 0)
+        return code;
+    fp8_operand weight = l->ref_weight;
+    weight.data = l->buffers[SHARD_REF_WEIGHT].host;
+    if (!ref_check_operand(&w, &weight, &rule, &verdict))
+        return no_memory();
+    worse(l, SHARD_W_WRONG, (double)(verdict.wrong_bytes + verdict.wrong_scales));
+    return CLI_DONE;
+}
+
 static int64_t round_up(int64_t value, int64_t step)
 {
     return (value + step - 1) / step * step;
@@ -161,6 +187,8 @@ int shard_check_weights(struct shard_rank *s)
     int code = CLI_DONE;
     for (int i = 0; !code && i < s->count; i++)
         code = make_reference_weight(s, &s->layers[i]);
+    for (int i = 0; !code && i < s->count; i++)
+        code = check_rules(s, &s->layers[i]);
     for (int i = 0; !code && i < s->count; i++)
         code = check_weight(s, i, FP8_PASS_FPROP);
     for (int i = s->count - 1; !code && i >= 0; i--)

@@ -80,8 +80,9 @@ local function fits(configuration, problem)
 end
 
 -- Whether cuBLASLt is weighed against generated kernels. Where scales are of rows it is not: its sums take
--- a stage of fp32 and a second launch, whose time is no more than an estimate.
-local function is_weighed(problem) return problem.scaling ~= "row" end
+-- a stage of fp32 and a second launch, whose time is no more than an estimate. Where one operand has scales of
+-- blocks and the other one scale (the shards of w), it has no product at all.
+local function is_weighed(problem) return problem.scaling ~= "row" and problem.scaling ~= "tile" end
 
 -- The best of a set of configurations (nil: of all); nil if none fits.
 local function best_of(problem, set)
@@ -240,8 +241,9 @@ local function forced(gemm, range, word)
     local problem = problem_of(gemm, tokens)
     local lt, why = tile.cublaslt_seconds(problem), ("gemm = %s is asked for"):format(word)
     local wanted = tile.by_name(word)
-    if word == "cublaslt" then return { cublaslt(gemm, lt, why) } end
+    if word == "cublaslt" and gemm.scaling ~= "tile" then return { cublaslt(gemm, lt, why) } end
     local item = best_of(problem, wanted and { [wanted.name] = true })
+    if gemm.scaling == "tile" then item = item or best_of(problem) end
     if not item then
         return { cublaslt(gemm, lt, gemm.scaling ~= "block"
             and ("%s, which does not serve %s accumulation into %s"):format(why, gemm.accumulation,

@@ -58,13 +58,14 @@ local function passes_of(c, operands)
     }
 end
 
--- The steps for operands whose amax the caller knows; null where scales are not of tensors.
+-- The steps for operands whose amax the caller knows; null where scales are not of tensors. A w with scales of
+-- shards has none.
 local function given_of(c, operands)
     local given = {}
     for _, name in ipairs(OPERANDS) do
         local list = operands[name].scaling and steps.given(c, operands[name])
         if not list then return c.null end
-        given[name] = list
+        given[name] = array(list)
     end
     return given
 end
@@ -84,10 +85,10 @@ local function dequantize_of(c, operands)
     return list
 end
 
--- w's transposed copy can be made of its row copy where both have the same scales.
+-- w's transposed copy can be made of its row copy where both have the same scales, or scales of shards.
 local function transpose_of(c, operands)
     local w = operands.w.scaling
-    if not w or w.row ~= w.transposed or w.row == "row" then return c.null end
+    if not w or w.make ~= "shards" and (w.row ~= w.transposed or w.row == "row") then return c.null end
     return c.kernel("transpose", { source_dtype = "uint8", target_dtype = "uint8" })
 end
 
@@ -111,7 +112,7 @@ end
 -- The kernel for the amaxes of a shard's columns, where w's rows or columns have scales of their own.
 local function maxima_of(c, operands)
     local w = operands.w.scaling
-    if c.ranks == 1 or not w or w.row ~= "row" then return nil end
+    if c.ranks == 1 or not w or w.row ~= "row" or w.make == "shards" then return nil end
     return c.kernel("column_maxima", { source_dtype = "fp32", target_dtype = "fp32" })
 end
 
@@ -192,7 +193,7 @@ local function plan_layer(c)
         bias = layer.bias,
         accumulation = layer.accumulation,
         shard = shard_of(c, operands),
-        buffers = buffers.buffers(layer, c.format),
+        buffers = buffers.buffers(layer, c.format, c.ranks),
         passes = passes_of(c, operands),
         given = given_of(c, operands),
         dequantize = dequantize_of(c, operands),

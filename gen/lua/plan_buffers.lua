@@ -105,7 +105,7 @@ local function stage_dtype(layer, pass, a, dtype)
     local row = recipe.of(layer)
     local plain = row.plain and row.plain[pass]
     local by_store = pass == "fprop" and layer.bias or dtype == "fp16" and plain
-    local scales = not plain and row[a].row == "row"
+    local scales = not plain and (row[a].row == "row" or pass == "fprop" and row.w.row == "row")
     return (by_store or scales) and "fp32" or dtype
 end
 
@@ -137,11 +137,14 @@ local function line_buffers(list, name, extents, columns, format)
 end
 
 -- What quantising leaves between its launches: amaxes of the tensor or of its lines, sums for dbias.
-local function quantise_buffers(list, layer, row, format)
+local function quantise_buffers(list, layer, row, format, ranks)
     local n, k = layer.out_features, layer.in_features
     local extents = { x = { "M", k }, w = { n, k }, dy = { "M", n } }
     list[#list + 1] = { name = "amax_partials", dtype = "fp32", rows = 1, cols = PARTIALS }
-    if row.w and (row.w.make == "own" or row.w.make == "rows_and_tensor") then
+    if row.w and row.w.make == "shards" then
+        list[#list + 1] = { name = "shard_amaxes", dtype = "fp32", rows = 1, cols = ranks }
+    end
+    if row.x and row.x.make == "own" or row.w and row.w.make == "rows_and_tensor" then
         local words = 2 * (kernels.FUSED_CTAS + 1) -- 64 bits for each CTA, and one more
         list[#list + 1] = { name = "barrier", dtype = "uint32", rows = 1, cols = words }
     end
@@ -161,7 +164,7 @@ local function quantise_buffers(list, layer, row, format)
     end
 end
 
-local function workspace_buffers(layer, row, format)
+local function workspace_buffers(layer, row, format, ranks)
     local n, k = layer.out_features, layer.in_features
     -- cuBLASLt takes scales of blocks for whole groups of rows only
     local group = row.w and row.w.row == "tile" and format.pad_block_scales or 1
@@ -175,12 +178,13 @@ local function workspace_buffers(layer, row, format)
     if layer.bias then
         list[#list + 1] = { name = "bias_stage", dtype = "bf16", rows = 1, cols = roundup(n, 16) }
     end
-    quantise_buffers(list, layer, row, format)
+    quantise_buffers(list, layer, row, format, ranks)
     for _, buffer in ipairs(list) do buffer.object = "workspace" end
     return list
 end
 
-function M.buffers(layer, format)
+-- ranks: over which w is spread.
+function M.buffers(layer, format, ranks)
     local list, row = caller_buffers(layer), recipe.of(layer)
     local f, n, k = recipe.formats(layer), layer.out_features, layer.in_features
     local extents = { x = { "M", k }, w = { n, k }, dy = { "M", n } }
@@ -190,7 +194,7 @@ function M.buffers(layer, format)
         end
     end
     if row.history then state_buffers(list) end
-    local workspace = workspace_buffers(layer, row, format)
+    local workspace = workspace_buffers(layer, row, format, ranks)
     return table.move(workspace, 1, #workspace, #list + 1, list)
 end
 

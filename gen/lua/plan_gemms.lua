@@ -44,6 +44,7 @@ local scaling_names = {
     ["row row"] = "_row",
     ["row tensor"] = "_arow",
     ["tensor row"] = "_brow",
+    ["tensor tile"] = "_btile",
 }
 
 -- The generated GEMM of a configuration (tile.lua). semantics: source_dtype of a, second_dtype of b,
@@ -76,6 +77,7 @@ function M.kernel(c, semantics, accumulation)
             run = run,
             a_row_scaled = s.a_scaling == "row",
             b_row_scaled = s.b_scaling == "row",
+            b_tile_scaled = s.b_scaling == "tile",
             add = s.accumulate,
             target = s.target_dtype,
             a_format = s.source_dtype,
@@ -228,7 +230,10 @@ local scalings = {
 
 local function cublaslt_reason(g)
     local how
-    if g.plain then
+    if g.scaling == "tile" then
+        return "cuBLASLt has no product of one scale a tensor by scales of blocks: a GPU without the generated \z
+kernel is refused"
+    elseif g.plain then
         how = g.plain .. ": the caller's tensors as they are"
     else
         local as = g.accumulation
@@ -259,7 +264,7 @@ local function set_operands(layer, g)
         if g.plain then g[side .. "_copy"] = nil end
     end
     g.scaling = g.b_scaling == "tensor" and g.a_scaling or g.b_scaling -- the finer one
-    if g.scaling == "tile" then g.scaling = "block" end
+    if g.a_scaling == "block" or g.b_scaling == "block" then g.scaling = "block" end
 end
 
 -- The GEMMs of a layer, by pass: out[rows, cols] = a b^T over depth.

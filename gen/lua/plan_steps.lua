@@ -149,6 +149,7 @@ local function cast_step(c, o, known, reason)
             partials = known.fresh and "amax_partials" or c.null,
             n_partials = known.fresh and PARTIALS or 0,
             scales = o.name .. "_scales",
+            row_scales = c.null,
             amax = known.amax or c.null,
             found_inf = "found_inf",
             e5m2 = is_e5m2(c, o),
@@ -330,6 +331,42 @@ end
 
 function makers.blocks(c, o) return { block_step(c, o) } end
 
+-- Scales of rows, the same within 128, as those of the transposed copy's blocks.
+local function turn_scales_step(c, o, reason)
+    return {
+        op = "transpose",
+        kernel = c.kernel("transpose", { source_dtype = "uint8", target_dtype = "uint8" }),
+        args = merged(copy_args(c, o, "transposed", false), {
+            source = c.null,
+            source_ld = 0,
+            rows = o.rows,
+            cols = o.cols,
+            scales = o.name .. "_row_scales",
+            scales_ld = 0,
+            transposed_scales = o.name .. "_transposed_scales",
+            transposed_scales_ld = o.name .. "_transposed_scales.ld",
+            when = o.when,
+        }),
+        reason = reason,
+    }
+end
+
+-- Each of the first two steps runs for every shard by itself (runtime/frame.c). The amax is that of a cast
+-- which casts nothing: a rank that has its shard alone runs the same kernels.
+function makers.shards(c, o)
+    local known = { buffer = "shard_amaxes", is_amax = true }
+    local cast = cast_step(c, o, known,
+        ("%s; %s from one read, with one scale for all rows of a shard"):format(what_of(c, o), copies_of(o)))
+    local amax = cast_step(c, o, merged(known, { amax = "shard_amaxes" }),
+        "weight_scale shard: the scale of each shard comes from its own amax, so that comes first")
+    for _, copy in ipairs { "row", "transposed" } do
+        amax.args = merged(amax.args, copy_args(c, o, copy, false))
+    end
+    cast.args.row_scales, cast.args.found_inf = o.name .. "_row_scales", c.null
+    return { amax, cast, turn_scales_step(c, o,
+        "the scales of the shards once more, for the blocks of the transposed copy") }
+end
+
 -- Whether the last step adds up dbias itself.
 local function adds_up(list)
     return list[#list].op == "quantize" or list[#list].op == "quantize_lines"
@@ -341,8 +378,10 @@ function M.quantize(c, o)
     return list
 end
 
--- The same operand where the caller hands its amax over; nil where scales are not of tensors.
+-- The same operand where the caller hands its amax over; nil where scales are not of tensors, no steps where
+-- they are of shards.
 function M.given(c, o)
+    if o.scaling.make == "shards" then return {} end
     if o.scaling.row ~= "tensor" then return nil end
     local list = { cast_step(c, o, {
         buffer = "amax",

@@ -4,7 +4,8 @@
 --   row, transposed  the scaling of that copy: "tensor" one scale; "row" one a row of the copy; "block" one
 --                    a row and 128 of the contraction; "tile" one each 128 x 128; nil = no such copy
 --   make             how the copies are made (plan_steps.lua): "own" its own amax first; "known" a scale
---                    from before; "rows", "rows_and_tensor", "rows_alone", "blocks"
+--                    from before; "shards" the same for each shard; "rows", "rows_and_tensor", "rows_alone",
+--                    "blocks"
 -- and of the whole recipe:
 --   history          true: scales come from a state (delayed scaling)
 --   plain            passes whose product is of bf16 on the caller's own tensors: pass -> reason
@@ -42,6 +43,15 @@ M.rows = {
     },
 }
 
+-- recipe.current with a scale for each shard of w: all rows of the row copy that are of one shard have the same
+-- scale, and so have all blocks of the transposed copy. Shards end at multiples of 128.
+M.shards = {
+    x = tensor "own",
+    w = { row = "row", transposed = "tile", make = "shards" },
+    dy = tensor "own",
+    fixed = { dgrad = "w has a scale a shard, which dgrad applies to partial sums of 128" },
+}
+
 local bf16 = 'the layer computes in bf16 (compute = "bf16")'
 M.none = {
     plain = { fprop = bf16, dgrad = bf16, wgrad = bf16 },
@@ -50,7 +60,13 @@ M.none = {
 
 -- The row of a checked layer.
 function M.of(layer)
-    return layer.compute == "bf16" and M.none or M.rows[layer.recipe.name]
+    if layer.compute == "bf16" then return M.none end
+    return M.by_shard(layer) and M.shards or M.rows[layer.recipe.name]
+end
+
+-- Whether every shard of w has a scale of its own.
+function M.by_shard(layer)
+    return layer.compute ~= "bf16" and layer.recipe.weight_scale == "shard"
 end
 
 -- The FP8 format of each operand.

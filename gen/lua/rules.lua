@@ -107,10 +107,24 @@ amaxes by an all-reduce of fp8_state_running",
     })
 end
 
+-- A shard of one rank is the tensor. A mesh that is not the spec's own may be that small.
+local function lone_shards(state, record, own, model, layer)
+    if layer.compute == "bf16" or state.ranks > 1 or layer.recipe.weight_scale ~= "shard" then return end
+    if state.overrides.fsdp == nil then
+        state.report:value(giver(state, record, own, model, "recipe"), "recipe", {
+            message = ("layer '%s' has a scale for each shard of w, but fsdp has one rank"):format(
+                layer.name or "?"),
+            hint = "give the model mesh = { fsdp = ... }, or leave weight_scale out",
+        })
+    end
+    layer.recipe.weight_scale = "tensor"
+end
+
 -- own, model: the values that the layer and the model gave; layer: with defaults and overrides.
 function M.layer(state, record, own, model, layer, refused)
     if layer.compute == refused or layer.recipe == refused or not layer.recipe then return end
     if layer.compute == "bf16" then bf16_layer(state, record, own, model, layer, refused) end
+    lone_shards(state, record, own, model, layer)
     fixed_accumulation(state, record, own, model, layer, refused)
     lone_amaxes(state, record, own, model, layer)
 end

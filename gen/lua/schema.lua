@@ -133,6 +133,10 @@ local function hybrid_format()
     }
 end
 
+local function by_recipe(scale, recipe)
+    return { ("scales of a %s are another recipe"):format(scale), ("use recipe = recipe.%s {}"):format(recipe) }
+end
+
 local tensor_amaxes = {
     "layers cut along their features are not in this version: there is no tensor axis",
     'use "fsdp"; ranks that you cut yourself share amaxes by an all-reduce of fp8_state_running',
@@ -213,7 +217,18 @@ schema.scopes = {
         accumulation_field("dgrad", "split", "sum over out_features"),
         accumulation_field("wgrad", "split", "sum over tokens"),
     },
-    ["recipe.current"] = { hybrid_format(), power_of_two(false) },
+    ["recipe.current"] = {
+        hybrid_format(),
+        power_of_two(false),
+        {
+            name = "weight_scale", type = "choice", choices = { "tensor", "shard" }, default = "tensor",
+            doc = "one scale for w, or for each rank's rows of it: no all_reduce of amaxes",
+            refused = {
+                row = by_recipe("row", "rowwise"),
+                block = by_recipe("block", "block"),
+            },
+        },
+    },
     ["recipe.delayed"] = {
         hybrid_format(),
         {

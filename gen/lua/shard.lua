@@ -103,14 +103,17 @@ end
 
 -- ---- collectives -------------------------------------------------------------------------------
 
--- Cuts of w fall on multiples of this: where a scale belongs to a block of rows, on the block's.
-function shard.multiple(recipe) return recipe.name == "block" and 128 or 1 end
+-- Cuts of w fall on multiples of this: where a scale belongs to a block of rows, or is applied to one, on the
+-- block's.
+function shard.multiple(recipe)
+    return (recipe.name == "block" or recipe.weight_scale == "shard") and 128 or 1
+end
 
 -- Numbers of fp32 that the ranks' maximum is taken of before w is cast: one a tensor; where the
 -- transposed copy has a scale a row, one for each column of w; none where no scale crosses a cut.
 function shard.amaxes(layer)
     local recipe = layer.recipe.name
-    if layer.compute == "bf16" or recipe == "block" then
+    if layer.compute == "bf16" or recipe == "block" or layer.recipe.weight_scale == "shard" then
         return 0
     elseif recipe == "rowwise" then
         return layer.in_features
@@ -139,6 +142,8 @@ function shard.payload(layer, ranks, format, pass)
     if recipe == "rowwise" or recipe == "rowwise_hp_wgrad" then
         if pass == "dgrad" then return transposed_payload(layer, chunk, format) end
         scales = scales + chunk * 4
+    elseif layer.recipe.weight_scale == "shard" then
+        scales = scales + chunk * 4 -- one for each row
     elseif recipe == "block" then
         local tiles = chunk // 128 * roundup(ceil_div(k, 128), 4) * 4
         scales = scales + roundup(tiles, format.part_align)

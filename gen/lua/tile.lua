@@ -132,9 +132,16 @@ end
 -- Blocks of 128 in a partial sum: an interval of accumulation, split being that of 128.
 function M.run_of(accumulation) return (math.tointeger(accumulation) or 128) // 128 end
 
+-- Whether a promotion of partial sums applies the scales of b's blocks (tile): all columns of a tile are then of
+-- one block, and a partial sum is of 128.
+local function applies_blocks(c, accumulation)
+    return c.partials > 0 and not c.exchange and 128 % c.bn == 0 and M.run_of(accumulation) == 1
+end
+
 -- Whether the configuration serves problems of this accumulation, output and scaling (nil: "tensor").
 function M.fits(c, problem)
     if problem.scaling == "block" or problem.scaling == "none" then return false end
+    if problem.scaling == "tile" and not applies_blocks(c, problem.accumulation) then return false end
     local long = M.run_of(problem.accumulation) > 1
     if problem.scaling == "row" and (c.crowded or long and c.bn > 128) then return false end
     if (c.partials == 0) ~= (problem.accumulation == "fast") then return false end
@@ -240,7 +247,7 @@ local LT_SPLIT = 1.196 -- blocks of split accumulation take that much longer
 local LT_SUSTAINED = { fast = 1.352e15, split = 4.196e15 }
 local LT_START = { fast = 5.3e-6, split = 4.6e-6 }
 -- Operands of bf16 ("none") and scales of blocks: an estimate, not measured here.
-local LT_SLOWER = { tensor = 1, row = 1, block = 1.2, none = 1.85 }
+local LT_SLOWER = { tensor = 1, row = 1, block = 1.2, tile = 1.2, none = 1.85 }
 
 -- Scales of rows: its sums go to a stage of fp32, and from there through the kernel that scales them.
 local STAGE_START = 3e-6

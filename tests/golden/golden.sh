@@ -3,7 +3,7 @@
 # Plans as JSON, and expansions of the small templates beside this file, which use the whole template
 # language and, unlike the real ones, change only when it does.
 golden_dir=tests/golden
-golden_specs="plain options recipes"
+golden_specs="plain options recipes shards"
 
 # golden_write DIR: the files as this fp8gen makes them.
 golden_write() {

@@ -24,6 +24,7 @@ const char rig_every_variant[] = "return model \"variants\" { mesh = { fsdp = 2 
     LAYER("c", "recipe = recipe.current { format = \"e4m3\" }, weight = \"fp32\", output = \"fp32\"")
     LAYER("d", "recipe = recipe.current { format = \"e4m3\", power_of_two = true }, "
                "grad_input = \"fp32\", output = \"fp16\", grad_weight = \"fp16\"")
+    LAYER("m", "recipe = recipe.current { weight_scale = \"shard\" }")
     LAYER("e", "bias = true, recipe = recipe.delayed {}")
     LAYER("f", "recipe = recipe.delayed { power_of_two = true }, weight = \"fp32\"")
     LAYER("l", "recipe = recipe.delayed { calibrate = true, margin = 2 }")

@@ -5,7 +5,8 @@
  *
  * Each is compiled for E5M2 x E4M3 into bf16 and fp32, overwriting and adding, as far as it serves them;
  * every fourth one for fp16 and for E4M3 x E4M3 too, which differ in a conversion and a word of wgmma. With
- * scales of rows every second one, and with intervals of accumulation every one that serves them, into fp16.
+ * scales of rows every second one, and with intervals of accumulation every one that serves them, into fp16;
+ * with scales of shards every one that applies them along the contraction.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -152,6 +153,57 @@ static int32_t compile_narrow(const char *config, const char *spec)
     return count;
 }
 
+/* fprop is of the kind of rows; dgrad multiplies by the scale of each block of the contraction. */
+#define SHARDS                                                                                     \
+    "return model \"gemm\" { tokens = 256, mesh = { fsdp = 2 }, recipe = recipe.current { "        \
+    "weight_scale = \"shard\" }, accumulation = { fprop = \"split\" }, layers = {\n" LAYER(        \
+        "a", "bf16") LAYER("c", "fp32") "} }\n"
+
+static int32_t compile_blocks(const char *config)
+{
+    struct gen_plan *plan;
+    struct gen_jobs jobs = { 0 };
+    struct fp8gen *gen = rig_open_gemm(SHARDS, NULL, config);
+    int32_t count = 0;
+    assert_int_equal(gen_expand_plan(gen, &plan), FP8GEN_OK);
+    assert_int_equal(gen_nvrtc_open(gen), FP8GEN_OK);
+    assert_int_equal(gen_make_jobs(gen, plan, archs, &jobs), FP8GEN_OK);
+    for (int32_t i = 0; i < jobs.count; i++)
+        if (strstr(jobs.list[i].kernel->name, "_btile_") &&
+            strstr(jobs.list[i].kernel->name, config))
+            jobs.list[count++] = jobs.list[i];
+    jobs.count = count;
+    if (gen_run_jobs(gen, &jobs, 0, NULL, NULL) != FP8GEN_OK)
+        fail_msg("%s", fp8gen_diagnostics(gen));
+    for (int32_t i = 0; i < count; i++)
+        check_job(&jobs.list[i]);
+    gen_jobs_free(&jobs);
+    fp8gen_close(gen);
+    return count;
+}
+
+static void test_scales_along_the_contraction(void **state)
+{
+    (void)state;
+    struct fp8gen *gen;
+    const char *text;
+    size_t i;
+    json_t *config;
+    int32_t kernels = 0;
+    assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
+    assert_int_equal(fp8gen_gemm_configs(gen, &text), FP8GEN_OK);
+    json_t *configs = json_loads(text, 0, NULL);
+    json_array_foreach(configs, i, config)
+    {
+        if (json_integer_value(json_object_get(config, "partials")) > 0)
+            kernels += compile_blocks(json_string_value(json_object_get(config, "name")));
+    }
+    printf("%d kernels compiled\n", (int)kernels);
+    assert_true(kernels > 8);
+    json_decref(configs);
+    fp8gen_close(gen);
+}
+
 static void test_rows_and_intervals(void **state)
 {
     (void)state;
@@ -219,6 +271,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cold_compilation),
         cmocka_unit_test(test_every_configuration),
+        cmocka_unit_test(test_scales_along_the_contraction),
         cmocka_unit_test(test_rows_and_intervals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,6 +2,7 @@
  * test_model.c - weight parallel against unsharded layers, on the host, for every way to run a model.
  */
 #include <malloc.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "tests/ranks/graph_rig.h"
@@ -198,6 +199,42 @@ static void test_scales_by_row(void **state)
     ranks_bundle_drop(path);
 }
 
+/* Every shard has a scale of its own: nothing is reduced before weights are cast, and the unsharded layers have
+ * the same groups. "c" beside them has one scale that all agree on. */
+static void test_scales_by_shard(void **state)
+{
+    (void)state;
+    static const char other[] =
+        "return model \"own\" { tokens = 16, mesh = { fsdp = %d },\n"
+        "recipe = recipe.current { weight_scale = \"shard\" }, layers = {\n"
+        "linear \"a\" { in_features = 72, out_features = 200, bias = true },\n"
+        "linear \"b\" { in_features = 130, out_features = 257 },\n"
+        "linear \"c\" { in_features = 64, out_features = 96, recipe = recipe.current {} },\n"
+        "linear \"d\" { in_features = 100, out_features = 700, bias = true,\n"
+        "               recipe = recipe.current { weight_scale = \"shard\", power_of_two = true } "
+        "},\n"
+        "linear \"e\" { in_features = 300, out_features = 5, grad_weight = \"bf16\" },\n"
+        "} }\n";
+    static const int32_t ranks[] = { 2, 3, 8 };
+    for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
+        char path[256], text[2048];
+        snprintf(text, sizeof text, other, (int)ranks[i]);
+        ranks_bundle(text, "none", path);
+        struct model_case c = { .bundle = path, .tokens = 16, .steps = 2, .give_bias = 1 };
+        ranks_run(ranks[i], 60, model_body, &c);
+        c.group = 1;
+        c.transposed_shards = 1; /* of no effect where the scales are the shards' own */
+        if (ranks[i] == 3)
+            ranks_run(ranks[i], 60, model_body, &c);
+        c.group = 0;
+        c.keep = 1;
+        c.with_hooks = 1;
+        if (ranks[i] == 3)
+            ranks_run(ranks[i], 60, model_body, &c);
+        ranks_bundle_drop(path);
+    }
+}
+
 static void test_hooks(void **state)
 {
     (void)state;
@@ -232,6 +269,7 @@ int main(void)
         cmocka_unit_test(test_no_tokens),
         cmocka_unit_test(test_callers_accumulators),
         cmocka_unit_test(test_scales_by_row),
+        cmocka_unit_test(test_scales_by_shard),
         cmocka_unit_test(test_hooks),
         cmocka_unit_test(test_hooked_recipes),
         cmocka_unit_test(test_repeated_steps),

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "runtime/check.h"
+#include "runtime/fp8_format.h"
 #include "tests/ranks/model_rig.h"
 
 /* Built for the host; one layer a case. */
@@ -259,6 +260,181 @@ static void test_elements(void **state)
     }
 }
 
+/* ---- a scale for each shard ---- */
+
+enum { OWN_N = 300, OWN_K = 260 };
+
+/* A bundle of one layer whose w has a scale for each of `ranks` shards. */
+static void open_own(int32_t ranks, char path[256], fp8_bundle **own, fp8_layer **layer)
+{
+    char spec[512];
+    snprintf(spec, sizeof spec,
+             "return model \"own\" { tokens = 16, mesh = { fsdp = %d }, layers = { linear \"a\" {\n"
+             "in_features = %d, out_features = %d,\n"
+             "recipe = recipe.current { weight_scale = \"shard\" } } } }\n",
+             (int)ranks, OWN_K, OWN_N);
+    ranks_bundle(spec, "none", path);
+    assert_int_equal(fp8_bundle_open(context, path, own), FP8_OK);
+    assert_int_equal(fp8_layer_create(*own, "a", layer), FP8_OK);
+}
+
+static fp8_operand own_operand(const fp8_layer *layer)
+{
+    fp8_operand operand = FP8_OPERAND_INIT;
+    assert_int_equal(fp8_layer_bytes(layer, 0, FP8_BYTES_WEIGHT, &operand.bytes), FP8_OK);
+    operand.data = take(operand.bytes);
+    memset(operand.data, 0x7e, operand.bytes);
+    return operand;
+}
+
+/* Each shard by its own amax, which nobody else sees. */
+static char *own_shards(const fp8_layer *layer, const uint16_t *w, int32_t ranks,
+                        fp8_shard_piece *pieces)
+{
+    fp8_sharding sharding = FP8_SHARDING_INIT;
+    size_t bytes;
+    sharding.ranks = ranks;
+    assert_int_equal(fp8_shard_bytes(layer, &sharding, &bytes), FP8_OK);
+    char *all = take(bytes * (size_t)ranks);
+    memset(all, 0x7e, bytes * (size_t)ranks);
+    for (sharding.rank = 0; sharding.rank < ranks; sharding.rank++) {
+        int64_t first, count;
+        float amax = -1;
+        assert_int_equal(fp8_shard_range(layer, &sharding, &first, &count, NULL), FP8_OK);
+        assert_int_equal(first % 128 && count, 0);
+        const fp8_tensor source = {
+            (void *)(uintptr_t)(w + first * OWN_K), count, OWN_K, OWN_K, FP8_DTYPE_BF16, 0
+        };
+        fp8_shard_args args = FP8_SHARD_ARGS_INIT;
+        args.sharding = &sharding;
+        args.count = count;
+        args.source = &source;
+        args.amax = &amax;
+        args.call = call();
+        args.shard = all + (size_t)sharding.rank * bytes;
+        args.shard_bytes = bytes;
+        assert_int_equal(fp8_shard_amax(layer, &args), FP8_OK);
+        float largest = 0;
+        for (int64_t i = first * OWN_K; i < (first + count) * OWN_K; i++) {
+            float value = fp8_bf16_to_float(w[i] & 0x7fff);
+            largest = value > largest ? value : largest;
+        }
+        assert_true(amax == largest);
+        assert_int_equal(fp8_shard_quantize(layer, &args), FP8_OK);
+        pieces[sharding.rank] = (fp8_shard_piece){ args.shard, first, count };
+    }
+    return all;
+}
+
+static void compare_own(int32_t ranks)
+{
+    char path[256];
+    fp8_bundle *own;
+    fp8_layer *layer;
+    fp8_shard_piece pieces[64];
+    open_own(ranks, path, &own, &layer);
+    uint16_t *w = malloc((size_t)(OWN_N * OWN_K) * sizeof *w);
+    for (int64_t i = 0; i < OWN_N * OWN_K; i++)
+        w[i] =
+            fp8_float_to_bf16(fp8_bf16_to_float(model_value(5, i)) * (i / OWN_K < 128   ? 1.0f
+                                                                      : i / OWN_K < 256 ? 1e-4f
+                                                                                        : 1e-8f));
+    const fp8_tensor whole = { w, OWN_N, OWN_K, OWN_K, FP8_DTYPE_BF16, 0 };
+    fp8_operand want = own_operand(layer), got = own_operand(layer);
+    fp8_weight_args update = FP8_WEIGHT_ARGS_INIT;
+    update.w = &whole;
+    update.version = 3;
+    update.weight = &want;
+    update.call = call();
+    assert_int_equal(fp8_weight_update(layer, &update), FP8_OK);
+    char *all = own_shards(layer, w, ranks, pieces);
+    fp8_sharding sharding = FP8_SHARDING_INIT;
+    sharding.ranks = ranks;
+    fp8_unpack_args args = FP8_UNPACK_ARGS_INIT;
+    args.sharding = &sharding;
+    args.pieces = pieces;
+    args.piece_count = (size_t)ranks;
+    args.version = 3;
+    args.weight = &got;
+    args.call = call();
+    assert_int_equal(fp8_shard_unpack(layer, &args), FP8_OK);
+    fp8_operand_view a, b;
+    assert_int_equal(fp8_operand_parts(&want, &a), FP8_OK);
+    assert_int_equal(fp8_operand_parts(&got, &b), FP8_OK);
+    assert_memory_equal(a.row_scales, b.row_scales, 304 * sizeof(float));
+    assert_memory_equal(a.row, b.row, (size_t)(304 * a.row_ld));
+    assert_memory_equal(a.transposed_scales, b.transposed_scales, 3 * 4 * sizeof(float));
+    assert_memory_equal(a.transposed, b.transposed, (size_t)(272 * a.transposed_ld));
+    assert_true(a.row_scales[0] > 1000 * a.row_scales[299]);
+    fp8_memory_free(context, all);
+    fp8_memory_free(context, want.data);
+    fp8_memory_free(context, got.data);
+    free(w);
+    fp8_layer_destroy(layer);
+    fp8_bundle_close(own);
+    ranks_bundle_drop(path);
+}
+
+static int says_word(const char *word);
+
+static void test_own_scales(void **state)
+{
+    (void)state;
+    static const int32_t ranks[] = { 2, 3, 8 };
+    for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++)
+        compare_own(ranks[i]);
+}
+
+static void test_own_scales_refused(void **state)
+{
+    (void)state;
+    char path[256];
+    fp8_bundle *own;
+    fp8_layer *layer;
+    int64_t count;
+    size_t bytes;
+    float amax = 1;
+    open_own(3, path, &own, &layer);
+    assert_int_equal(fp8_shard_amaxes(layer, &count), FP8_OK);
+    assert_int_equal(count, 1);
+    fp8_sharding sharding = FP8_SHARDING_INIT;
+    sharding.ranks = 4; /* not those of the bundle */
+    assert_int_equal(fp8_shard_bytes(layer, &sharding, &bytes), FP8_ERR_ARGUMENT);
+    assert_true(says_word("each of 3 shards"));
+    sharding.ranks = 3;
+    sharding.kind = FP8_SHARD_ELEMENTS;
+    assert_int_equal(fp8_shard_bytes(layer, &sharding, &bytes), FP8_ERR_UNSUPPORTED);
+    assert_true(says_word("weight_scale shard"));
+    sharding.kind = FP8_SHARD_ROWS;
+    fp8_operand weight = own_operand(layer);
+    static char shard[1 << 17] __attribute__((aligned(256)));
+    const fp8_shard_piece pieces[] = { { shard, 0, 100 }, { shard, 100, 200 } };
+    fp8_unpack_args args = FP8_UNPACK_ARGS_INIT;
+    args.sharding = &sharding;
+    args.pieces = pieces;
+    args.piece_count = 2;
+    args.version = 1;
+    args.weight = &weight;
+    args.call = call();
+    assert_int_equal(fp8_shard_unpack(layer, &args), FP8_ERR_SHAPE);
+    assert_true(says_word("inside a tile of 128 rows"));
+    uint16_t *w = calloc((size_t)(OWN_N * OWN_K), sizeof *w);
+    const fp8_tensor whole = { w, OWN_N, OWN_K, OWN_K, FP8_DTYPE_BF16, 0 };
+    fp8_weight_args update = FP8_WEIGHT_ARGS_INIT;
+    update.w = &whole;
+    update.amax = &amax; /* of the whole: it has no scale of that */
+    update.version = 1;
+    update.weight = &weight;
+    update.call = call();
+    assert_int_equal(fp8_weight_update(layer, &update), FP8_ERR_ARGUMENT);
+    assert_true(says_word("no scale of the whole tensor"));
+    free(w);
+    fp8_memory_free(context, weight.data);
+    fp8_layer_destroy(layer);
+    fp8_bundle_close(own);
+    ranks_bundle_drop(path);
+}
+
 static int says_word(const char *word)
 {
     return says(word, NULL);
@@ -403,8 +579,9 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),      cmocka_unit_test(test_elements),
-        cmocka_unit_test(test_refused),   cmocka_unit_test(test_pieces_refused),
+        cmocka_unit_test(test_rows),       cmocka_unit_test(test_elements),
+        cmocka_unit_test(test_refused),    cmocka_unit_test(test_pieces_refused),
+        cmocka_unit_test(test_own_scales), cmocka_unit_test(test_own_scales_refused),
         cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

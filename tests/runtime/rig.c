@@ -442,12 +442,13 @@ static void print_recipe(char *text, size_t room, const struct rig_spec *s)
     if (s->bf16)
         snprintf(text, room, "compute = \"bf16\"");
     else
-        snprintf(text, room, "recipe = recipe.%s { %s%s%spower_of_two = %s }",
+        snprintf(text, room, "recipe = recipe.%s { %s%s%s%spower_of_two = %s }",
                  rig_recipe_names[s->recipe], has_format ? "format = \"" : "",
                  !has_format ? ""
                  : s->e4m3   ? "e4m3"
                              : "hybrid",
-                 has_format ? "\", " : "", s->power_of_two ? "true" : "false");
+                 has_format ? "\", " : "", s->shards > 0 ? "weight_scale = \"shard\", " : "",
+                 s->power_of_two ? "true" : "false");
 }
 
 static int print_layer(char *text, size_t room, const struct rig_spec *s, int index)
@@ -473,8 +474,10 @@ void rig_layers_open(struct rig_layers *layers, const struct rig_spec *specs, in
     size_t room = 256 + (size_t)count * 700;
     char *text = malloc(room);
     assert_non_null(text);
-    size_t at = (size_t)snprintf(text, room, "return model \"test\" { layers = {\n");
-    for (int i = 0; i < count; i++)
+    const long long ranks = specs[0].shards > 0 ? specs[0].shards : 1;
+    size_t at = (size_t)snprintf(
+        text, room, "return model \"test\" { mesh = { fsdp = %lld }, layers = {\n", ranks);
+    for (int i = 0; i < count; i++) /* one mesh for all */
         at += (size_t)print_layer(text + at, room - at, &specs[i], i);
     snprintf(text + at, room - at, "} }\n");
     rig_bundle_open(text, layers->path, &layers->bundle);

@@ -165,6 +165,8 @@ struct rig_spec {
     bool e4m3, power_of_two; /* e4m3: of current and delayed, the others have nothing else */
     bool fprop_split, dgrad_fast, wgrad_fast;
     int interval; /* 256 or 512, of all passes; 0: as the flags say */
+    int64_t
+        shards; /* recipe current with a scale for each of so many shards of w; 0: one for all */
 };
 
 /* Whether the sums of a pass stay in the tensor cores' accumulators. */
@@ -287,6 +289,7 @@ struct rig_quantized {
     float amax, scale, scale_inv; /* tensor scaling */
     bool scale_is_known;          /* it came from elsewhere */
     bool found_inf;
+    int64_t shard_rows; /* of the source, that share a scale; 0: by the copies' scaling */
     struct rig_copy row, transposed;
     const struct rig_tensor *source;
 };

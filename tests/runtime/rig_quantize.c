@@ -36,6 +36,8 @@ fp8_scaling rig_scaling(const struct rig_spec *spec, fp8_role role, bool transpo
     case RIG_BLOCK:
         return role == FP8_ROLE_W ? FP8_SCALING_TILE : FP8_SCALING_BLOCK;
     default:
+        if (spec->shards > 0 && role == FP8_ROLE_W)
+            return transposed ? FP8_SCALING_TILE : FP8_SCALING_ROW;
         return FP8_SCALING_TENSOR;
     }
 }
@@ -102,6 +104,25 @@ float rig_scale_inverse(const struct rig_copy *copy, int64_t row, int64_t k)
     return copy->inverse[group_of(copy, row, k)];
 }
 
+/* The groups of one shard of the source's rows get the largest of their amaxes. */
+static void share_in_shards(const struct rig_copy *copy, int64_t shard_rows, float *amax)
+{
+    const int64_t rows = copy->scaling == FP8_SCALING_ROW ? 1 : BLOCK; /* of a group */
+    const int64_t per_line = shard_rows / rows;
+    for (int64_t first = 0; first < copy->ld; first += per_line) {
+        const int64_t end = first + per_line < copy->ld ? first + per_line : copy->ld;
+        float largest = 0;
+        for (int64_t line = 0; line < copy->lines; line++) {
+            for (int64_t i = first; i < end; i++)
+                largest = fmaxf(largest, amax[line * copy->ld + i]);
+        }
+        for (int64_t line = 0; line < copy->lines; line++) {
+            for (int64_t i = first; i < end; i++)
+                amax[line * copy->ld + i] = largest;
+        }
+    }
+}
+
 /* known: the scale of the tensor, or NULL. */
 static void quantize_copy(struct rig_quantized *q, struct rig_copy *copy,
                           const struct rig_tensor *source, bool transposed, bool power_of_two,
@@ -128,6 +149,8 @@ static void quantize_copy(struct rig_quantized *q, struct rig_copy *copy,
                 amax[group] = size;
         }
     }
+    if (q->shard_rows > 0)
+        share_in_shards(copy, q->shard_rows, amax);
     used[0] = used[0] || copy->scaling == FP8_SCALING_TENSOR;
     for (int64_t g = 0; g < copy->lines * copy->ld; g++) {
         if (!used[g])
@@ -185,6 +208,8 @@ void rig_quantize_role(struct rig_quantized *q, const struct rig_layer *layer, f
     q->e4m3 = rig_is_e4m3(spec, role);
     q->row.scaling = spec->bf16 ? FP8_SCALING_NONE : rig_scaling(spec, role, false);
     q->transposed.scaling = spec->bf16 ? FP8_SCALING_NONE : rig_scaling(spec, role, true);
+    if (role == FP8_ROLE_W && spec->shards > 0)
+        q->shard_rows = round_up((spec->out_features + spec->shards - 1) / spec->shards, BLOCK);
     quantize(q, source, spec->power_of_two, known);
 }
 

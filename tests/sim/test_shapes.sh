@@ -34,6 +34,13 @@ for shape in "600 300 3" "5 64 4" "257 130 8"; do
     done
 done
 
+for shape in "600 300 3" "5 64 4" "1100 130 8" "300 1 2"; do
+    read -r n k ranks <<<"$shape"
+    case_of "w [$n,$k], a scale for each shard over $ranks ranks"
+    spec_of "$n" "$k" "recipe = recipe.current { weight_scale = 'shard' }, bias = true,"
+    simulate "$T/shape.lua" "$ranks"
+done
+
 case_of "delayed scaling: shared weights take the scale that the ranks agreed on"
 spec_of 129 272 "recipe = recipe.delayed {}, bias = true,"
 simulate "$T/shape.lua" 3

@@ -268,6 +268,63 @@ static void test_bf16(void **state)
     json_decref(plan);
 }
 
+/* The plan of one spec, held to the rules of every plan. */
+static json_t *plan_text_of(const char *text)
+{
+    fp8gen *gen;
+    assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
+    assert_int_equal(fp8gen_load_text(gen, "t.lua", text, strlen(text)), FP8GEN_OK);
+    json_t *plan = json_loads(plan_text(gen), 0, NULL);
+    check_plan(plan);
+    fp8gen_close(gen);
+    return plan;
+}
+
+static const char *op_of_collective(const json_t *plan, size_t index)
+{
+    return string_of(json_array_get(json_object_get(plan, "collectives"), index), "op");
+}
+
+/* A scale for each shard of w: three of 896 rows, the last of them short. */
+static void test_shard_scales(void **state)
+{
+    (void)state;
+    json_t *plan =
+        plan_text_of("return model \"m\" { mesh = { fsdp = 3 }, layers = { linear \"a\" { " LAYER
+                     "recipe = recipe.current { weight_scale = \"shard\" } } } }");
+    json_t *layer = first_layer(plan);
+    expect_ops(pass_of(layer, "weight"), "cast cast transpose");
+    const json_t *weight = pass_of(layer, "weight");
+    json_t *amax = json_array_get(weight, 0), *cast = json_array_get(weight, 1);
+    expect_text(amax, "amax", "shard_amaxes");
+    expect_text(amax, "row", NULL);
+    expect_text(amax, "transposed", NULL);
+    expect_text(amax, "row_scales", NULL);
+    expect_text(amax, "found_inf", "found_inf");
+    expect_text(cast, "known", "shard_amaxes");
+    expect_text(cast, "row_scales", "w_row_scales");
+    expect_text(cast, "transposed", "w_transposed");
+    expect_text(json_array_get(weight, 2), "source", NULL);
+    expect_buffer(layer, "shard_amaxes", "1", "3");
+    expect_buffer(layer, "w_row_scales", "1", "2560");
+    expect_buffer(layer, "w_transposed_scales", "8", "20");
+    expect_product(layer, "fprop", "e4m3 e4m3", "tensor row");
+    expect_product(layer, "wgrad", "e5m2 e4m3", "tensor tensor");
+    expect_product(layer, "dgrad", "e5m2 e4m3", "tensor tile");
+    json_t *given = json_object_get(layer, "given");
+    expect_ops(json_object_get(given, "x"), "cast");
+    expect_ops(json_object_get(given, "w"), "");
+    assert_int_equal(integer_of(json_object_get(layer, "shard"), "rows"), 896);
+    assert_int_equal(integer_of(json_object_get(layer, "shard"), "multiple"), 128);
+    assert_string_equal(op_of_collective(plan, 0), "all_gather");
+    json_decref(plan);
+    plan = plan_text_of("return model \"m\" { mesh = { fsdp = 3 }, layers = { linear \"a\" { " LAYER
+                        "recipe = recipe.current { weight_scale = \"tensor\" } } } }");
+    expect_ops(pass_of(first_layer(plan), "weight"), "amax quantize");
+    assert_string_equal(op_of_collective(plan, 0), "all_reduce_max");
+    json_decref(plan);
+}
+
 /* Bytes of quantising 8192 x 8192 elements of x, by the count of one element. */
 static void test_bytes(void **state)
 {
@@ -301,17 +358,12 @@ static void test_mixed(void **state)
         " linear \"a\" { in_features = 64, out_features = 64 },\n"
         " linear \"b\" { in_features = 64, out_features = 64, recipe = recipe.delayed {} },\n"
         " linear \"c\" { in_features = 64, out_features = 64, compute = \"bf16\" } } }";
-    fp8gen *gen;
-    assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
-    assert_int_equal(fp8gen_load_text(gen, "t.lua", text, sizeof(text) - 1), FP8GEN_OK);
-    json_t *plan = json_loads(plan_text(gen), 0, NULL);
-    check_plan(plan);
+    json_t *plan = plan_text_of(text);
     json_t *layers = json_object_get(plan, "layers");
     expect_ops(pass_of(json_array_get(layers, 0), "weight"), "quantize_block");
     expect_ops(pass_of(json_array_get(layers, 1), "weight"), "cast");
     expect_ops(pass_of(json_array_get(layers, 2), "weight"), "");
     json_decref(plan);
-    fp8gen_close(gen);
 }
 
 int main(void)
@@ -324,6 +376,7 @@ int main(void)
         cmocka_unit_test(test_rowwise_hp_wgrad),
         cmocka_unit_test(test_block),
         cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_shard_scales),
         cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_mixed),
     };

@@ -223,7 +223,17 @@ static void test_payload(void **state)
             "    assert(payload(4, 512, k, 'rowwise') < payload(4, 512, k, 'rowwise', 'bf16'))\n"
             "end\n"
             "assert(shard.multiple { name = 'block' } == 128)\n"
-            "assert(shard.multiple { name = 'current' } == 1)\n");
+            "assert(shard.multiple { name = 'current' } == 1)\n"
+            "-- a scale a shard: for each of its rows, cut at blocks, and nothing to agree on\n"
+            "local own = { out_features = 300, in_features = 100, compute = 'fp8',\n"
+            "    recipe = { name = 'current', weight_scale = 'shard' } }\n"
+            "assert(shard.multiple(own.recipe) == 128)\n"
+            "assert(shard.payload(own, 2, format) == 256 + 1024 + 256 * 128)\n"
+            "assert(shard.amaxes(own) == 0)\n"
+            "own.recipe.weight_scale = 'tensor'\n"
+            "assert(shard.multiple(own.recipe) == 1)\n"
+            "assert(shard.payload(own, 2, format) == 256 + 19200)\n"
+            "assert(shard.amaxes(own) == 1)\n");
 }
 
 static void test_shrink(void **state)

@@ -80,6 +80,7 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 //               add = false
 //               b_format = "e4m3"
 //               b_row_scaled = false
+//               b_tile_scaled = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -222,6 +223,7 @@ extern "C" __global__ void fp8_store_fp32_bf16_add(bf16 *out, const fp32 *in) {
 //               add = false
 //               b_format = "e4m3"
 //               b_row_scaled = false
+//               b_tile_scaled = false
 //               bm = 64
 //               bn = 128
 //               cluster = 1
@@ -258,6 +260,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x128c1s8g8(bf16 *out, con
 //               add = true
 //               b_format = "e4m3"
 //               b_row_scaled = false
+//               b_tile_scaled = false
 //               bm = 64
 //               bn = 128
 //               cluster = 1
@@ -294,6 +297,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_add_pp64x128c1s8g8(bf16 *out,
 //               add = false
 //               b_format = "e4m3"
 //               b_row_scaled = false
+//               b_tile_scaled = false
 //               bm = 128
 //               bn = 128
 //               cluster = 1
@@ -441,6 +445,7 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
 //               add = false
 //               b_format = "e4m3"
 //               b_row_scaled = false
+//               b_tile_scaled = false
 //               bm = 64
 //               bn = 64
 //               cluster = 1
@@ -535,6 +540,7 @@ extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
 //               add = false
 //               b_format = "e4m3"
 //               b_row_scaled = false
+//               b_tile_scaled = false
 //               bm = 128
 //               bn = 128
 //               cluster = 1
@@ -573,6 +579,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x128c1s5p2o4g8(fp32 *out
 //               add = true
 //               b_format = "e4m3"
 //               b_row_scaled = false
+//               b_tile_scaled = false
 //               bm = 128
 //               bn = 128
 //               cluster = 1
@@ -611,6 +618,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x128c1s5p2o4g8(fp32 
 //               add = false
 //               b_format = "e4m3"
 //               b_row_scaled = false
+//               b_tile_scaled = false
 //               bm = 192
 //               bn = 128
 //               cluster = 1

@@ -81,6 +81,7 @@ extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
 //               add = false
 //               b_format = "e4m3"
 //               b_row_scaled = false
+//               b_tile_scaled = false
 //               bm = 64
 //               bn = 64
 //               cluster = 1
@@ -210,6 +211,7 @@ extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
 //               add = false
 //               b_format = "e4m3"
 //               b_row_scaled = false
+//               b_tile_scaled = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -248,6 +250,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, c
 //               add = true
 //               b_format = "e4m3"
 //               b_row_scaled = false
+//               b_tile_scaled = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1

@@ -281,6 +281,7 @@ extern "C" __global__ void fp8_quantize_lines_bf16_e4m3(const source_t *source) 
 //               add = false
 //               b_format = "e4m3"
 //               b_row_scaled = true
+//               b_tile_scaled = false
 //               bm = 64
 //               bn = 64
 //               cluster = 1
@@ -317,6 +318,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_row_pp64x64c1s12g8(bf16 *out,
 //               add = false
 //               b_format = "e4m3"
 //               b_row_scaled = true
+//               b_tile_scaled = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -355,6 +357,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_row_co128x64c1s8p2g8(fp32 *ou
 //               add = true
 //               b_format = "e4m3"
 //               b_row_scaled = true
+//               b_tile_scaled = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -393,6 +396,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_row_add_co128x64c1s8p2g8(fp32
 //               add = false
 //               b_format = "e4m3"
 //               b_row_scaled = true
+//               b_tile_scaled = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -526,6 +530,7 @@ extern "C" __global__ void fp8_quantize_lines_bf16_e4m3_pow2(const source_t *sou
 //               add = false
 //               b_format = "e4m3"
 //               b_row_scaled = false
+//               b_tile_scaled = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1

@@ -1,0 +1,390 @@
+// Made by fp8gen 0.1.0 from the template sum.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     sum_fp32_fp32
+//   used by:   
+//   parameters: entry = "fp8_sum_fp32_fp32"
+//               source = "fp32"
+//               target = "fp32"
+#line 1 "sum.cu"
+// sum.cu of the golden files: two dtypes.
+using source_t = fp32;
+using target_t = fp32;
+extern "C" __global__ void fp8_sum_fp32_fp32(const source_t *source, target_t *target) {}
+
+// Made by fp8gen 0.1.0 from the template amax.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     amax_bf16
+//   used by:    uneven, empty, tensor
+//   parameters: entry = "fp8_amax_bf16"
+//               source = "bf16"
+#line 1 "amax.cu"
+// amax.cu of the golden files: substitutions only, so the output stays in step.
+using source_t = bf16;
+extern "C" __global__ void fp8_amax_bf16(const source_t *p) {
+    asm("mov.u32 %0, $5;"); // a dollar
+}
+
+// Made by fp8gen 0.1.0 from the template fused.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     fused_bf16_e4m3
+//   used by:    uneven, empty, tensor
+//   parameters: entry = "fp8_fused_bf16"
+//               held = 3
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "fused.cu"
+// fused.cu of the golden files: substitutions only.
+using source_t = bf16;
+constexpr bool power_of_two = false;
+constexpr int held = 3;
+extern "C" __global__ void fp8_fused_bf16(const source_t *source) {}
+
+// Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     quantize_bf16_e4m3
+//   used by:    uneven, empty, tensor
+//   parameters: entry = "fp8_quantize_bf16"
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "quantize.cu"
+// quantize.cu of the golden files: branches and expressions.
+using source_t = bf16;
+#line 4 "quantize.cu"
+constexpr float limit = 0x1.cp+8, half = 0x1.cp+7, tenth = 0x1.999999999999ap-4;
+constexpr bool power_of_two = false;
+#line 11 "quantize.cu"
+#define ROUND(x) (x)
+#line 13 "quantize.cu"
+extern "C" __global__ void fp8_quantize_bf16() {}
+
+// Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     store_fp32_bf16
+//   used by:    uneven, empty
+//   parameters: accumulate = false
+//               entry = "fp8_store_fp32_bf16"
+//               source = "fp32"
+//               target = "bf16"
+#line 1 "store.cu"
+// store.cu of the golden files: a loop, a value of several lines, a comment with a Lua line inside.
+#line 4 "store.cu"
+constexpr int step_1 = 1;
+#line 4 "store.cu"
+constexpr int step_2 = 4;
+#line 4 "store.cu"
+constexpr int step_3 = 9;
+#line 7 "store.cu"
+/* The line below is no text,
+   and the next one is: copied. */
+#line 10 "store.cu"
+extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
+    use(step_1);
+    use(step_2);
+    use(step_3);
+#line 12 "store.cu"
+    finish();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     gemm_e4m3_e4m3_bf16_brow_pp64x64c1s12g8
+//   used by:    uneven, empty
+//   parameters: a_format = "e4m3"
+//               a_row_scaled = false
+//               add = false
+//               b_format = "e4m3"
+//               b_row_scaled = true
+//               b_tile_scaled = false
+//               bm = 64
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               consumers = 2
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_brow_pp64x64c1s12g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 0
+//               pingpong = true
+//               producer_registers = 40
+//               run = 1
+//               scheduler = "static"
+//               slabs = 2
+//               slices = 1
+//               stages = 12
+//               swapped = false
+//               target = "bf16"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
+constexpr bool pingpong = true, add = false;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_brow_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     cast_bf16_e4m3
+//   used by:    uneven, empty
+//   parameters: entry = "fp8_cast_bf16"
+//               margin = 0
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "cast.cu"
+// cast.cu of the golden files: substitutions only.
+using source_t = bf16;
+constexpr bool power_of_two = false;
+extern "C" __global__ void fp8_cast_bf16(const source_t *source) {}
+
+// Made by fp8gen 0.1.0 from the template transpose.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     transpose
+//   used by:    uneven, empty
+//   parameters: entry = "fp8_transpose"
+#line 1 "transpose.cu"
+// transpose.cu of the golden files: it has no parameters.
+extern "C" __global__ void fp8_transpose() {}
+
+// Made by fp8gen 0.1.0 from the template amax_dbias.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     amax_dbias_bf16
+//   used by:    uneven
+//   parameters: entry = "fp8_amax_dbias_bf16"
+//               source = "bf16"
+#line 1 "amax_dbias.cu"
+#line 2 "amax_dbias.cu"
+extern "C" __global__ void fp8_amax_dbias_bf16(const bf16 *p) {}
+
+// Made by fp8gen 0.1.0 from the template fused.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     fused_bf16_e5m2
+//   used by:    uneven, empty, tensor
+//   parameters: entry = "fp8_fused_bf16"
+//               held = 3
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "fused.cu"
+// fused.cu of the golden files: substitutions only.
+using source_t = bf16;
+constexpr bool power_of_two = false;
+constexpr int held = 3;
+extern "C" __global__ void fp8_fused_bf16(const source_t *source) {}
+
+// Made by fp8gen 0.1.0 from the template quantize.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     quantize_bf16_e5m2
+//   used by:    uneven, empty, tensor
+//   parameters: entry = "fp8_quantize_bf16"
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "quantize.cu"
+// quantize.cu of the golden files: branches and expressions.
+using source_t = bf16;
+#line 4 "quantize.cu"
+constexpr float limit = 0x1.cp+8, half = 0x1.cp+7, tenth = 0x1.999999999999ap-4;
+constexpr bool power_of_two = false;
+#line 11 "quantize.cu"
+#define ROUND(x) (x)
+#line 13 "quantize.cu"
+extern "C" __global__ void fp8_quantize_bf16() {}
+
+// Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     store_fp32_fp32
+//   used by:    uneven, empty, tensor
+//   parameters: accumulate = false
+//               entry = "fp8_store_fp32_fp32"
+//               source = "fp32"
+//               target = "fp32"
+#line 1 "store.cu"
+// store.cu of the golden files: a loop, a value of several lines, a comment with a Lua line inside.
+#line 4 "store.cu"
+constexpr int step_1 = 1;
+#line 4 "store.cu"
+constexpr int step_2 = 4;
+#line 7 "store.cu"
+/* The line below is no text,
+   and the next one is: copied. */
+#line 10 "store.cu"
+extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
+    use(step_1);
+    use(step_2);
+#line 12 "store.cu"
+    finish();
+}
+
+// Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     store_fp32_fp32_add
+//   used by:    uneven, empty, tensor
+//   parameters: accumulate = true
+//               entry = "fp8_store_fp32_fp32_add"
+//               source = "fp32"
+//               target = "fp32"
+#line 1 "store.cu"
+// store.cu of the golden files: a loop, a value of several lines, a comment with a Lua line inside.
+#line 4 "store.cu"
+constexpr int step_1 = 1;
+#line 4 "store.cu"
+constexpr int step_2 = 4;
+#line 7 "store.cu"
+/* The line below is no text,
+   and the next one is: added. */
+#line 10 "store.cu"
+extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
+    use(step_1);
+    use(step_2);
+#line 12 "store.cu"
+    finish();
+}
+
+// Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     store_bf16_bf16
+//   used by:    uneven, empty, tensor
+//   parameters: accumulate = false
+//               entry = "fp8_store_bf16_bf16"
+//               source = "bf16"
+//               target = "bf16"
+#line 1 "store.cu"
+// store.cu of the golden files: a loop, a value of several lines, a comment with a Lua line inside.
+#line 4 "store.cu"
+constexpr int step_1 = 1;
+#line 4 "store.cu"
+constexpr int step_2 = 4;
+#line 7 "store.cu"
+/* The line below is no text,
+   and the next one is: copied. */
+#line 10 "store.cu"
+extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
+    use(step_1);
+    use(step_2);
+#line 12 "store.cu"
+    finish();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     gemm_e5m2_e4m3_bf16_btile_co128x64c1s8p2g8
+//   used by:    uneven, empty
+//   parameters: a_format = "e5m2"
+//               a_row_scaled = false
+//               add = false
+//               b_format = "e4m3"
+//               b_row_scaled = false
+//               b_tile_scaled = true
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               consumers = 2
+//               entry = "fp8_gemm_e5m2_e4m3_bf16_btile_co128x64c1s8p2g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               run = 1
+//               scheduler = "static"
+//               slabs = 2
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "bf16"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = false;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_btile_co128x64c1s8p2g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     cast_bf16_e5m2
+//   used by:   
+//   parameters: entry = "fp8_cast_bf16"
+//               margin = 0
+//               power_of_two = false
+//               source = "bf16"
+#line 1 "cast.cu"
+// cast.cu of the golden files: substitutions only.
+using source_t = bf16;
+constexpr bool power_of_two = false;
+extern "C" __global__ void fp8_cast_bf16(const source_t *source) {}
+
+// Made by fp8gen 0.1.0 from the template column_sums.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     column_sums
+//   used by:   
+//   parameters: entry = "fp8_column_sums"
+#line 1 "column_sums.cu"
+// column_sums.cu of the golden files: it has no parameters.
+extern "C" __global__ void fp8_column_sums() {}
+
+// Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     dequantize_e4m3_tensor
+//   used by:    uneven, empty, tensor
+//   parameters: entry = "fp8_dequantize_e4m3_tensor"
+//               format = "e4m3"
+//               scaling = "tensor"
+#line 1 "dequantize.cu"
+// dequantize.cu of the golden files: a table in a fixed order.
+#line 3 "dequantize.cu"
+constexpr int mantissa_e4m3 = 3; // of e4m3: true
+#line 3 "dequantize.cu"
+constexpr int mantissa_e5m2 = 2; // of e4m3: false
+#line 5 "dequantize.cu"
+extern "C" __global__ void fp8_dequantize_e4m3_tensor() {}
+
+// Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     dequantize_e4m3_row
+//   used by:    uneven, empty
+//   parameters: entry = "fp8_dequantize_e4m3_row"
+//               format = "e4m3"
+//               scaling = "row"
+#line 1 "dequantize.cu"
+// dequantize.cu of the golden files: a table in a fixed order.
+#line 3 "dequantize.cu"
+constexpr int mantissa_e4m3 = 3; // of e4m3: true
+#line 3 "dequantize.cu"
+constexpr int mantissa_e5m2 = 2; // of e4m3: false
+#line 5 "dequantize.cu"
+extern "C" __global__ void fp8_dequantize_e4m3_row() {}
+
+// Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     dequantize_e4m3_tile
+//   used by:    uneven, empty
+//   parameters: entry = "fp8_dequantize_e4m3_tile"
+//               format = "e4m3"
+//               scaling = "tile"
+#line 1 "dequantize.cu"
+// dequantize.cu of the golden files: a table in a fixed order.
+#line 3 "dequantize.cu"
+constexpr int mantissa_e4m3 = 3; // of e4m3: true
+#line 3 "dequantize.cu"
+constexpr int mantissa_e5m2 = 2; // of e4m3: false
+#line 5 "dequantize.cu"
+extern "C" __global__ void fp8_dequantize_e4m3_tile() {}
+
+// Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     dequantize_e5m2_tensor
+//   used by:    uneven, empty, tensor
+//   parameters: entry = "fp8_dequantize_e5m2_tensor"
+//               format = "e5m2"
+//               scaling = "tensor"
+#line 1 "dequantize.cu"
+// dequantize.cu of the golden files: a table in a fixed order.
+#line 3 "dequantize.cu"
+constexpr int mantissa_e4m3 = 3; // of e5m2: false
+#line 3 "dequantize.cu"
+constexpr int mantissa_e5m2 = 2; // of e5m2: true
+#line 5 "dequantize.cu"
+extern "C" __global__ void fp8_dequantize_e5m2_tensor() {}
