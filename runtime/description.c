@@ -310,7 +310,7 @@ static bool fits_recipe(const struct fp8_layer_plan *plan, const fp8_layer_descr
     if (plan->is_bf16 || is_bf16)
         return plan->is_bf16 == is_bf16;
     if (strcmp(fp8_recipe_names[recipe->kind], d->recipe) != 0 || !fits_format(plan, d->format) ||
-        recipe->power_of_two != (d->power_of_two == FP8_ON))
+        recipe->power_of_two != (d->power_of_two == FP8_ON) || plan->shard.own_scales)
         return false;
     if (recipe->kind == FP8_RECIPE_DELAYED &&
         (recipe->history_length != d->history_length || recipe->margin != d->margin ||

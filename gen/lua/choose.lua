@@ -243,7 +243,9 @@ local function forced(gemm, range, word)
     local wanted = tile.by_name(word)
     if word == "cublaslt" and gemm.scaling ~= "tile" then return { cublaslt(gemm, lt, why) } end
     local item = best_of(problem, wanted and { [wanted.name] = true })
-    if gemm.scaling == "tile" then item = item or best_of(problem) end
+    if gemm.scaling == "tile" and (word == "cublaslt" or not item) then
+        item, why = best_of(problem), why .. ", which does not apply scales along the contraction"
+    end
     if not item then
         return { cublaslt(gemm, lt, gemm.scaling ~= "block"
             and ("%s, which does not serve %s accumulation into %s"):format(why, gemm.accumulation,

@@ -33,6 +33,8 @@ static const char spec[] =
     "linear \"g\" { in_features = 272, out_features = 515, bias = true,\n"
     "             recipe = recipe.rowwise {} },\n"
     "linear \"h\" { in_features = 256, out_features = 130, recipe = recipe.rowwise_hp_wgrad {} },\n"
+    "linear \"i\" { in_features = 272, out_features = 515, bias = true,\n"
+    "             recipe = recipe.current { weight_scale = \"shard\" } },\n"
     "} }\n";
 
 /* ---- limits: a rank that hangs in the driver is not freed by a communicator's timeout ---- */
