@@ -194,7 +194,7 @@ static int64_t wrong_shard_scales(const struct grid *g, const fp8_tensor *source
     for (int64_t o = 0; o < outer; o++) {
         for (int64_t i = 0; i < ld; i++) {
             bool inside = i * step < source->rows;
-            float want = inside ? 1.0f / from_bits(g->amax[i * step / g->height]) : 0.0f;
+            float want = inside ? 1.0f / ref_from_bits(g->amax[i * step / g->height]) : 0.0f;
             wrong += !same_bits(part[o * ld + i], want);
         }
     }
