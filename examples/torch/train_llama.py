@@ -118,31 +118,31 @@ class Zero3:
         return amax
 
     def adamw(self, betas, decay):
-        self.master = [s.detach().float() for s in self.shards]
-        self.betas, self.decay, self.step_count = betas, decay, 0
-        self.moments = [(torch.zeros_like(m), torch.zeros_like(m)) for m in self.master]
+        self.master = [nn.Parameter(s.detach().float()) for s in self.shards]
+        for master, shard in zip(self.master, self.shards):
+            master.grad = shard.main_grad
+        matrices, others = ([m for m in self.master if (m.dim() == 2) is two] for two in (True, False))
+        self.lr = torch.zeros((), device=self.device)
+        self.optimizer = torch.optim.AdamW(
+            [{"params": matrices}, {"params": others, "weight_decay": 0.0}],
+            lr=self.lr, betas=betas, weight_decay=decay,
+            fused=True, capturable=self.device.type == "cuda"
+        )
 
     @torch.no_grad()
-    def step(self, lr, clip=1.0):
-        """AdamW with the gradient's norm clipped; then all FP8 scales, in one reduce."""
-        self.step_count += 1
-        grads = [s.main_grad for s in self.shards]
-        square = torch.stack([g.square().sum() for g in grads]).sum()
+    def step(self, clip=1.0):
+        """AdamW with the gradient's norm clipped, at rate self.lr; then all FP8 scales, in one
+        reduce."""
+        norm = nn.utils.get_total_norm([s.main_grad for s in self.shards])
         if self.world > 1:
+            square = norm.square()
             dist.all_reduce(square)
-        norm = square.sqrt()
-        scale = (clip / (norm + 1e-6)).clamp(max=1.0)
-        for shard, master, grad, (m, v) in zip(self.shards, self.master, grads, self.moments):
-            grad = grad * scale
-            m.lerp_(grad, 1 - self.betas[0])
-            v.lerp_(grad.square(), 1 - self.betas[1])
-            m_hat, v_hat = (x / (1 - b**self.step_count) for x, b in zip((m, v), self.betas))
-            if master.dim() == 2:
-                master.mul_(1 - lr * self.decay)
-            master.sub_(lr * m_hat / (v_hat.sqrt() + 1e-8))
-            shard.copy_(master)
-            shard.main_grad.zero_()
-        advance_scales(dist.group.WORLD if self.world > 1 else None)  # of recipe "delayed"
+            norm = square.sqrt()
+            advance_scales(dist.group.WORLD)  # of recipe "delayed"; on one rank the optimizer does it
+        nn.utils.clip_grads_with_norm_(self.master, clip, norm)
+        self.optimizer.step()
+        torch._foreach_copy_(self.shards, self.master)
+        torch._foreach_zero_([s.main_grad for s in self.shards])
         self.scales()
         return norm
 
@@ -264,7 +264,9 @@ class Llama(nn.Module):
         self.norm = Norm(zero, c.dim)
         self.head = Linear(zero, False, c.vocabulary, c.dim, generator)  # kept in bf16, as is usual
 
-    def forward(self, tokens, targets):
+    def forward(self, text):
+        """The loss of a text [batch, length + 1]."""
+        tokens, targets = text[:, :-1], text[:, 1:]
         c = self.c
         x = F.embedding(tokens, Gather.apply(self.embedding, self.zero, c.vocabulary))
         head = c.dim // c.heads
@@ -302,11 +304,10 @@ HELD_OUT = 1 << 20  # bytes at the end of the text that no step sees
 
 
 def batch(data, seed, args, device):
-    """Depends on nothing but its arguments: a resumed run sees the same."""
+    """[batch, length + 1]; depends on nothing but its arguments: a resumed run sees the same."""
     generator = torch.Generator().manual_seed(seed)
-    start = torch.randint(len(data) - args.length - 1, (args.batch,), generator=generator)
-    rows = torch.stack([data[s : s + args.length + 1] for s in start.tolist()]).long().to(device)
-    return rows[:, :-1], rows[:, 1:]
+    start = torch.randint(len(data) - args.length - 1, (args.batch, 1), generator=generator)
+    return data[start + torch.arange(args.length + 1)].long().to(device)
 
 
 @torch.no_grad()
@@ -315,7 +316,7 @@ def held_out_loss(model, data, args, device):
     world, rank = model.zero.world, model.zero.rank
     total = torch.zeros((), device=device)
     for i in range(args.held_out):
-        total += model(*batch(data[-HELD_OUT:], i * world + rank, args, device))
+        total += model(batch(data[-HELD_OUT:], i * world + rank, args, device))
     if world > 1:
         dist.all_reduce(total)
     return (total / (args.held_out * world)).item()
@@ -373,10 +374,9 @@ def save(path, zero, step, losses):
     torch.save(
         {
             "step": step,
-            "losses": losses,
+            "losses": [float(loss) for loss in losses],
             "master": zero.master,
-            "moments": zero.moments,
-            "count": zero.step_count,
+            "optimizer": zero.optimizer.state_dict(),
             "histories": [s and s.save_history() for s in zero.states],  # of recipe "delayed"
         },
         f"{path}.{zero.rank}",
@@ -388,17 +388,62 @@ def resume(path, zero):
     saved = torch.load(f"{path}.{zero.rank}", map_location=zero.device, weights_only=True)
     for mine, theirs in zip(zero.master, saved["master"]):
         mine.copy_(theirs)
-    for mine, theirs in zip(zero.moments, saved["moments"]):
-        for a, b in zip(mine, theirs):
-            a.copy_(b)
+    zero.optimizer.load_state_dict(saved["optimizer"])
+    for group in zero.optimizer.param_groups:
+        group["lr"] = zero.lr
     for shard, master in zip(zero.shards, zero.master):
         shard.copy_(master)
     for state, history in zip(zero.states, saved["histories"]):
         if state:
             state.load_history(history)
-    zero.step_count = saved["count"]
     zero.scales()
     return saved["step"], saved["losses"]
+
+
+class Step:
+    """A step: forward and backward of micro-batches, and the optimizer; with `graphed`, from the
+    fourth call on as one CUDA graph."""
+
+    def __init__(self, model, graphed):
+        self.model, self.graphed, self.calls, self.graph = model, graphed, 0, None
+
+    def run(self):
+        total = torch.zeros((), device=self.text.device)
+        for text in self.text:
+            loss = self.model(text) / len(self.text)
+            loss.backward()
+            total += loss.detach()
+        self.norm = self.model.zero.step()
+        if self.model.zero.world > 1:
+            dist.all_reduce(total)
+            total /= self.model.zero.world
+        self.loss = total
+
+    def capture(self):
+        """Captures what the last calls have warmed up; nothing runs."""
+        results = self.loss, self.norm
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.run()
+        return results
+
+    def __call__(self, text, lr):
+        """(loss, gradient's norm), on the device; text: [micro-batches, batch, length + 1]."""
+        self.model.zero.lr.fill_(lr)
+        if self.graph:
+            self.text.copy_(text)
+            self.graph.replay()
+            return self.loss.clone(), self.norm.clone()
+        self.text, self.calls = text, self.calls + 1
+        if not self.graphed:
+            self.run()
+            return self.loss, self.norm
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.run()
+        torch.cuda.current_stream().wait_stream(side)
+        return self.capture() if self.calls == 3 else (self.loss, self.norm)
 
 
 def options(arguments):
@@ -418,6 +463,7 @@ def options(arguments):
     p.add_argument(
         "--recompute", action="store_true", help="activation checkpointing of every block"
     )
+    p.add_argument("--graph", action="store_true", help="steps as a CUDA graph, on one rank")
     p.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     p.add_argument("--save", metavar="FILE")
     p.add_argument("--save-at", type=int, default=0, help="after so many steps; 0: at the end")
@@ -433,6 +479,8 @@ def options(arguments):
     p.add_argument("--every", type=int, default=10, help="steps from one printed line to the next")
     args = p.parse_args(arguments)
     args.batch = max(1, args.tokens // args.length)
+    if args.graph and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        p.error("--graph is for one rank: the counters of the wire are Python's")
     return args
 
 
@@ -485,33 +533,30 @@ def main(arguments=None):
         f"{args.batch * args.length * args.micro_batches * zero.world} tokens a step"
     )
     data, mark, wire = text(), time.perf_counter(), 0
+    train = Step(model, args.graph)
     for step in range(first, args.steps):
-        total = torch.zeros((), device=device)
-        for micro in range(args.micro_batches):
-            seed = step * args.micro_batches + micro
-            seed = args.seed * 1000003 + seed * zero.world + zero.rank
-            tokens, targets = batch(data[:-HELD_OUT], seed, args, device)
-            loss = model(tokens, targets) / args.micro_batches
-            loss.backward()
-            total += loss.detach()
+        seeds = (
+            args.seed * 1000003 + micro * zero.world + zero.rank
+            for micro in range(step * args.micro_batches, (step + 1) * args.micro_batches)
+        )
+        batches = torch.stack([batch(data[:-HELD_OUT], seed, args, device) for seed in seeds])
         ramp = min(1.0, (step + 1) / args.warmup)
-        norm = zero.step(args.lr * ramp * (0.1 + 0.9 * (1 - step / args.steps)))
-        if zero.world > 1:
-            dist.all_reduce(total)
-        losses.append(total.item() / zero.world)
+        loss, norm = train(batches, args.lr * ramp * (0.1 + 0.9 * (1 - step / args.steps)))
+        losses.append(loss)
         if (step + 1) % args.every == 0 or step + 1 == args.steps:
+            said = f"step {step + 1:5d}  loss {loss.item():.4f}  norm {norm.item():.3f}"
             now, count = time.perf_counter(), (step - first) % args.every + 1
             rate = args.tokens * args.micro_batches * zero.world * count / (now - mark)
             memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
             say(
-                f"step {step + 1:5d}  loss {losses[-1]:.4f}  norm {norm.item():.3f}  "
-                f"{rate:9.0f} tokens/s  {memory:6.2f} GiB  "
+                f"{said}  {rate:9.0f} tokens/s  {memory:6.2f} GiB  "
                 f"{(zero.wire - wire) / count / 2**20:8.2f} MiB/step on the wire",
                 flush=True,
             )
             mark, wire = now, zero.wire
         if args.save and args.save_at == step + 1:
             save(args.save, zero, step + 1, losses)
+    losses = [float(loss) for loss in losses]
     if args.save and not args.save_at:
         save(args.save, zero, args.steps, losses)
     held = held_out_loss(model, data, args, device) if args.held_out else None
