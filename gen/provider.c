@@ -76,7 +76,9 @@ static void put_recipe(struct buf *spec, const fp8_layer_description *d)
 
 static void put_spec(struct buf *spec, const fp8_layer_description *d)
 {
-    buf_printf(spec, "return model \"jit\" { layers = { linear \"layer\" {\n");
+    /* what a mesh of one rank would leave out */
+    const char *mesh = d->shards ? "mesh = { fsdp = 2 }, " : "";
+    buf_printf(spec, "return model \"jit\" { %slayers = { linear \"layer\" {\n", mesh);
     buf_printf(spec, "    in_features = %" PRId64 ", out_features = %" PRId64 ",\n", d->in_features,
                d->out_features);
     buf_printf(spec, "    tokens = %" PRId64 ", max_tokens = %" PRId64 ", bias = %s,\n",

@@ -23,8 +23,7 @@ static fp8_status check_struct(const char *call, const fp8_layer_description *d)
                         "%s: description->size is %u, this library's is %zu; start from "
                         "FP8_LAYER_DESCRIPTION_INIT",
                         call, d->size, sizeof *d);
-    if (d->arch || d->reserved0 || d->reserved[0] || d->reserved[1] || d->reserved[2] ||
-        d->reserved[3])
+    if (d->arch || d->reserved[0] || d->reserved[1] || d->reserved[2] || d->reserved[3])
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: arch and reserved fields must be 0", call);
     return FP8_OK;
 }
@@ -66,6 +65,7 @@ static fp8_status check_numbers(const char *call, const fp8_layer_description *d
           "pass the optimizer steps that are kept, 0 for 1024" },
         { "margin", d->margin, 0, FP8_MOST_MARGIN, "pass powers of two of room above the amax" },
         { "calibrate", d->calibrate, 0, 1, flag },
+        { "shards", d->shards, 0, 1, flag },
     };
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (numbers[i].value < numbers[i].least || numbers[i].value > numbers[i].most)
@@ -264,10 +264,10 @@ bool fp8_description_equal(const fp8_layer_description *a, const fp8_layer_descr
            a->dw_dtype == b->dw_dtype && a->fprop == b->fprop && a->dgrad == b->dgrad &&
            a->wgrad == b->wgrad && a->power_of_two == b->power_of_two &&
            a->history_length == b->history_length && a->margin == b->margin &&
-           a->calibrate == b->calibrate && same_text(a->compute, b->compute) &&
-           same_text(a->algo, b->algo) && same_text(a->recipe, b->recipe) &&
-           same_text(a->format, b->format) && same_text(a->layer, b->layer) &&
-           same_text(a->spec, b->spec);
+           a->calibrate == b->calibrate && a->shards == b->shards &&
+           same_text(a->compute, b->compute) && same_text(a->algo, b->algo) &&
+           same_text(a->recipe, b->recipe) && same_text(a->format, b->format) &&
+           same_text(a->layer, b->layer) && same_text(a->spec, b->spec);
 }
 
 /* "layer 4096 x 14336 (K x N)" into text; returns text. */
@@ -326,7 +326,7 @@ bool fp8_description_fits(const struct fp8_layer_plan *plan, const fp8_layer_des
 {
     return plan->in_features == d->in_features && plan->out_features == d->out_features &&
            plan->max_tokens >= d->max_tokens && plan->has_bias == (d->has_bias != 0) &&
-           fits_recipe(plan, d) && fits_dtype(plan, FP8_SLOT_W, d->w_dtype) &&
-           fits_dtype(plan, FP8_SLOT_Y, d->y_dtype) && fits_dtype(plan, FP8_SLOT_DX, d->dx_dtype) &&
-           fits_dtype(plan, FP8_SLOT_DW, d->dw_dtype);
+           (!d->shards || plan->shard.ranks > 1) && fits_recipe(plan, d) &&
+           fits_dtype(plan, FP8_SLOT_W, d->w_dtype) && fits_dtype(plan, FP8_SLOT_Y, d->y_dtype) &&
+           fits_dtype(plan, FP8_SLOT_DX, d->dx_dtype) && fits_dtype(plan, FP8_SLOT_DW, d->dw_dtype);
 }

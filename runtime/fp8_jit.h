@@ -57,7 +57,8 @@ typedef struct fp8_layer_description {
     const char *spec;  /* the text of a spec, NUL-terminated */
     const char *layer; /* its layer; NULL = its only one; without a spec NULL */
     int32_t arch;      /* for providers: the context's, 90 for 9.0, 0 for the host; callers: 0 */
-    uint32_t reserved0;
+    uint32_t
+        shards; /* 1: with the kernels of quantised shards (fp8_shard_amax of recipe "rowwise") */
     fp8_stream stream; /* where the layer is wanted now, no part of what it is; NULL = not told */
     uint64_t reserved[4];
 } fp8_layer_description;

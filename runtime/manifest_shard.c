@@ -62,6 +62,7 @@ fp8_status fp8_manifest_shard(struct fp8_reader *reader, const struct fp8_manife
     FP8_TRY(fp8_read_integer(reader, object, "rows", 1, FP8_MANIFEST_EXTENT_LIMIT, &shard->rows));
     if (!json_is_null(json_object_get(object, "gather_group")))
         FP8_TRY(fp8_read_string(reader, object, "gather_group", &shard->group));
+    shard->ranks = manifest->fsdp;
     if (shard->multiple != 1 && shard->multiple != 128)
         return fp8_read_bad(reader, "'multiple' is %lld, neither 1 nor 128",
                             (long long)shard->multiple);

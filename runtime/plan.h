@@ -247,6 +247,7 @@ struct fp8_pass_plan {
 /* How w[N,K] is spread over the ranks of the mesh: rank r has rows [r * rows, (r + 1) * rows) of it, as
  * far as there are any. */
 struct fp8_shard_plan {
+    int64_t ranks;    /* of the mesh; one has no kernels of shards */
     int64_t rows;     /* of each chunk, pads of the last ones among them */
     int64_t multiple; /* which rows is a multiple of */
     bool own_scales;  /* every chunk of w has one of its own (recipe current, weight_scale shard) */

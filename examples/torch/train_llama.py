@@ -31,7 +31,6 @@ from torch.utils.checkpoint import checkpoint
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from fp8gen_torch import Recipe, ShardState, State, advance_scales, fp8_linear  # noqa: E402
 from fp8gen_torch import precompute_amax, prepare, weight_parallel_linear  # noqa: E402
-from fp8gen_torch.shards import RECIPES  # noqa: E402
 
 
 @dataclasses.dataclass
@@ -509,7 +508,7 @@ def main(arguments=None):
     args = options(arguments)
     device, own = start(args)
     fp8 = args.precision == "fp8"
-    gathers = fp8 and args.gather == "fp8" and args.recipe in RECIPES  # the others gather bf16
+    gathers = fp8 and args.gather == "fp8"
     zero = Zero3(device, Recipe(args.recipe, args.format), gathers)
     model = Llama(CONFIGS[args.config], zero, fp8, args.seed, args.recompute)
     if fp8:  # all kernels, before the first collective
@@ -518,9 +517,9 @@ def main(arguments=None):
             for m in model.modules()
             if isinstance(m, Linear) and m.state
         }
-        prepare(
-            sorted(shapes), args.batch * args.length, device, zero.recipe, grad_weight=torch.float32
-        )
+        tokens, gathers = args.batch * args.length, gathers and zero.world > 1
+        dtypes = {"grad_weight": torch.float32, "shards": gathers}
+        prepare(sorted(shapes), tokens, device, zero.recipe, **dtypes)
     zero.adamw((0.9, 0.95), 0.1)
     first, losses = resume(args.resume, zero) if args.resume else (0, [])
     if not args.resume:

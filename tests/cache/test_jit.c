@@ -233,7 +233,10 @@ static void bundles_that_were_given_come_first(void **state)
     d.format = NULL;
     d.dx_dtype = FP8_DTYPE_FP32;
     get(&d);
-    assert_int_equal(seen.calls, 5);
+    d.dx_dtype = FP8_DTYPE_NONE;
+    d.shards = 1; /* the bundle is of one rank */
+    get(&d);
+    assert_int_equal(seen.calls, 6);
 }
 
 static void layers_of_a_spec(void **state)
@@ -330,6 +333,7 @@ static void wrong_fields(void **state)
     WRONG(wgrad, (fp8_accumulation)99, "wgrad is 99, not in 0..4");
     WRONG(power_of_two, (fp8_switch)3, "power_of_two is 3, not in 0..2");
     WRONG(calibrate, 2, "calibrate is 2, not in 0..1");
+    WRONG(shards, 2, "shards is 2, not in 0..1");
     WRONG(compute, "fp4", "compute is \"fp4\"; pass one of the words \"fp8\", \"bf16\"");
     WRONG(recipe, "nothing",
           "recipe is \"nothing\"; pass one of the words \"current\", \"delayed\"");

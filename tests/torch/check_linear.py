@@ -326,41 +326,52 @@ class Module(unittest.TestCase):
             (Recipe(), ((40, 72, 3), (129, 257, 2), (1, 5, 4))),
             (Recipe(power_of_two=True), ((129, 257, 2),)),
             (Recipe("block"), ((300, 200, 2), (257, 129, 3))),
+            (Recipe("rowwise"), ((40, 72, 3), (129, 257, 2), (1, 5, 4), (256, 128, 2))),
+            (Recipe("rowwise_hp_wgrad"), ((40, 72, 3), (129, 257, 2), (256, 128, 2))),
         ):
-            for (n, k, ranks), scale in itertools.product(cuts, (1.0, 1e-30, 1e-39)):
-                w = randn(n, k, dtype=torch.float32, scale=scale, seed=n)
-                w[0, 0], w[n // 2, k // 2], w[-1, -1] = torch.inf, torch.nan, -torch.inf
-                state = State(recipe)
-                plan = state.plan(w, w, None, torch.bfloat16, torch.float32)
-                at = state.at(plan, True)
-                wanted = operand.empty(n, k, abi.BOTH, DEVICE, plan.w_scalings).zero_()
-                wanted = quantize_weight(plan, w, abi.BOTH, at, wanted)
-                rows = -(-n // ranks)
-                rows = rows if recipe.by_tensor else -(-rows // 128) * 128
-                cut = shards.cut_of(plan, rows)
-                pieces = F.pad(w, (0, 0, 0, rows * ranks - n)).split(rows)
-                amaxes = torch.empty(ranks, dtype=torch.float32, device=DEVICE)
-                for piece, amax in zip(pieces, amaxes.split(1)):
-                    cut.amax(plan, piece, at, amax)
-                gathered = [cut.quantize(plan, piece, amaxes.max(), at) for piece in pieces]
-                full = torch.cat([rows for _, rows in gathered])
-                got, copies = cut.assemble(plan, full, gathered[0][0], abi.BOTH, at)
-                self.assertEqual(copies, abi.BOTH)
-                self.assertTrue(torch.equal(got[256:], wanted[256:]), (recipe, n, k, scale))
-                if recipe.by_tensor:
-                    self.assertTrue(torch.equal(got[:64], wanted[:64]), (n, k, scale))
-                back = shards.dequantize(plan, got, copies, at)
-                finite = torch.isfinite(w)
-                if scale > 1e-35:
-                    self.assertLess(error(back[finite], w[finite]), 0.05)
+            for cut, scale in itertools.product(cuts, (1.0, 1e-30, 1e-39)):
+                with self.subTest(recipe=recipe, cut=cut, scale=scale):
+                    self.shards(recipe, cut, scale)
+
+    def shards(self, recipe, cut, scale):
+        n, k, ranks = cut
+        w = randn(n, k, dtype=torch.float32, scale=scale, seed=n)
+        w[0, 0], w[n // 2, k // 2], w[-1, -1] = torch.inf, torch.nan, -torch.inf
+        rows = -(-n // ranks) if recipe.name != "block" else -(-n // ranks // 128) * 128
+        state = ShardState(n, recipe, fp8_gather=True)
+        plan = state.plan_of_shard(w)
+        at = state.at(plan, True)
+        cut = shards.cut_of(plan, rows)
+        pieces = F.pad(w, (0, 0, 0, rows * ranks - n)).split(rows)
+        amaxes = torch.empty(ranks, cut.amaxes, dtype=torch.float32, device=DEVICE)
+        for piece, amax in zip(pieces, amaxes):
+            cut.amax(plan, piece, at, amax)
+        amax = amaxes.amax(0)
+        quantised = [cut.quantize(plan, piece, amax, at) for piece in pieces]
+        for turned, copies in enumerate((abi.ROW, abi.TRANSPOSED if recipe.by_row else abi.BOTH)):
+            wanted = operand.empty(n, k, copies, DEVICE, plan.w_scalings).zero_()
+            wanted = quantize_weight(plan, w, copies, at, wanted)
+            full = torch.cat([part[turned][1] for part in quantised])
+            got, has = cut.assemble(plan, full, quantised[0][turned][0], copies, at)
+            self.assertEqual(has, copies)
+            self.assertTrue(torch.equal(got[256:], wanted[256:]))
+            if plan.w_scalings[turned] == abi.BY_TENSOR:
+                self.assertTrue(torch.equal(got[:64], wanted[:64]))
+            back = shards.dequantize(plan, got, copies, at)
+            finite = torch.isfinite(w)
+            if scale > 1e-35:
+                self.assertLess(error(back[finite], w[finite]), 0.05)
 
     def test_refused_shards(self):
         w = randn(300, 200)
         plan = State(Recipe("block")).plan(w, w, None, torch.bfloat16, torch.bfloat16)
         with self.assertRaisesRegex(RuntimeError, "150 rows of 300.*have 256.*multiple of 128"):
             shards.cut_of(plan, 150)
-        with self.assertRaisesRegex(RuntimeError, "rowwise.*gather it in bf16"):
-            ShardState(300, Recipe("rowwise"), fp8_gather=True)
+        plan = ShardState(300, Recipe("rowwise"), fp8_gather=True).plan_of_shard(w)
+        cut, at = shards.cut_of(plan, 150), plan.context.at()
+        (header, rows), _ = cut.quantize(plan, w[:150], w.abs().amax(0).float(), at)
+        with self.assertRaisesRegex(RuntimeError, "what is kept of one is not the other's"):
+            cut.assemble(plan, torch.cat((rows, rows)), header, abi.TRANSPOSED, at)
 
 
 if __name__ == "__main__":

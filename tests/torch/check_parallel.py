@@ -49,11 +49,13 @@ def values(rank, world):
 
 
 def recipes(rank, world):
-    """Gathers of every recipe that has FP8 shards; the others gather bf16."""
+    """Gathers of the other recipes, of FP8 shards and of bf16."""
     for name, fp8, shapes in (
         ("delayed", True, ((40, 72), (37, 72))),
         ("block", True, ((300, 200), (129, 72), (512, 128))),
+        ("rowwise", True, ((40, 72), (37, 72), (300, 129))),
         ("rowwise", False, ((37, 72),)),
+        ("rowwise_hp_wgrad", True, ((40, 72), (37, 72), (300, 129))),
         ("rowwise_hp_wgrad", False, ((37, 72),)),
     ):
         recipe = Recipe(name, calibrate=name == "delayed")  # the first scale is of the first amax
@@ -91,24 +93,23 @@ def one(recipe, case, rank, world):
 
 
 def wire(rank, world):
-    n, k = 256, 256  # no padding: FP8 is exactly half of bf16
-    received = {}
-    for fp8 in (False, True):
+    n, k = 256, 256  # no padding: FP8 is exactly half of bf16, and 4 bytes for the scale of a row
+    others = (world - 1) / world
+    for recipe, fp8, forward, backward in (
+        ("current", False, 2 * n * k, 2 * n * k),
+        ("current", True, n * k, n * k),
+        ("rowwise", True, n * (k + 4), n * k),
+    ):
         x, w, _, dy = data(n, k, rank, torch.bfloat16)
         communicator = Communicator()
         shard = communicator.shard(w).requires_grad_()
-        y = weight_parallel_linear(
-            x.requires_grad_(), shard, None, communicator, ShardState(n, fp8_gather=fp8)
-        )
+        state = ShardState(n, Recipe(recipe), fp8_gather=fp8)
+        y = weight_parallel_linear(x.requires_grad_(), shard, None, communicator, state)
         after_forward = communicator.wire_bytes
         y.backward(dy)
-        received[fp8] = after_forward
-        assert (
-            communicator.wire_bytes - after_forward
-            == after_forward + n * k * 2 * (world - 1) // world
-        )
-    half = n * k * (world - 1) // world
-    assert received == {False: 2 * half, True: half}, received
+        after_backward = communicator.wire_bytes - after_forward
+        assert after_forward == forward * others, (recipe, fp8, after_forward)
+        assert after_backward == (backward + 2 * n * k) * others, (recipe, fp8, after_backward)
 
 
 def precomputed(rank, world):

@@ -326,7 +326,7 @@ class LayerDescription(ctypes.Structure):
         ("spec", c_char_p),
         ("layer", c_char_p),
         ("arch", c_int32),
-        ("reserved0", c_uint32),
+        ("shards", c_uint32),
         ("stream", c_void_p),
         ("reserved", c_uint64 * 4),
     ]

@@ -75,6 +75,11 @@ class Recipe:
         return self.name in ("current", "delayed")
 
     @property
+    def by_row(self):
+        """A scale for each row of an operand."""
+        return self.name in ("rowwise", "rowwise_hp_wgrad")
+
+    @property
     def dy_dtype(self):
         hybrid = self.by_tensor if self.format is None else self.format == "hybrid"
         return abi.E5M2 if hybrid else abi.E4M3
@@ -97,6 +102,7 @@ class Key:
     grad_weight: torch.dtype  # of dw
     recipe: Recipe
     device: int  # CUDA ordinal, or -1: the host
+    shards: bool = False  # with the kernels of FP8 shards, where scaling by rows has some of its own
 
     def description(self, tokens):
         recipe = self.recipe
@@ -124,6 +130,7 @@ class Key:
             algo=recipe.algo.encode() if delayed else None,
             margin=recipe.margin if delayed else 0,
             calibrate=recipe.calibrate if delayed else 0,
+            shards=self.shards,
         )
 
 
@@ -246,14 +253,17 @@ def prepare(
     output=torch.bfloat16,
     grad_input=torch.bfloat16,
     grad_weight=torch.bfloat16,
+    shards=False,
 ):
     """Makes the layers of all shapes (N, K, has bias) at once; before the first collective.
 
-    tokens: the most of one call. grad_weight: fp32 where weights have an fp32 main_grad.
+    tokens: the most of one call. grad_weight: fp32 where weights have an fp32 main_grad. shards: for
+    FP8 gathers.
     """
     index = device_index(torch.device(device))
+    shards = shards and recipe.by_row
     keys = [
-        Key(n, k, bool(bias), weight, output, grad_input, grad_weight, recipe, index)
+        Key(n, k, bool(bias), weight, output, grad_input, grad_weight, recipe, index, shards)
         for n, k, bias in shapes
     ]
     context = context_of(index)

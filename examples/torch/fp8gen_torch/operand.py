@@ -15,26 +15,26 @@ from . import abi
 HEADER = 256
 
 
-def _up(n, step):
+def up(n, step):
     return (n + step - 1) // step * step
 
 
 def copy_bytes(rows, cols):
     """Bytes of one copy with `cols` along the contraction; also of a symbolic size."""
-    return _up(_up(rows, 16) * _up(cols, 128), 256)
+    return up(up(rows, 16) * up(cols, 128), 256)
 
 
 def _part_bytes(scaling, rows, cols):
     """A copy with the scales before it."""
     if scaling == abi.BY_ROW:
-        count = _up(rows, 16)
+        count = up(rows, 16)
     elif scaling == abi.BY_BLOCK:
-        count = _up(cols, 128) // 128 * _up(rows, 8)
+        count = up(cols, 128) // 128 * up(rows, 8)
     elif scaling == abi.BY_TILE:
-        count = _up(rows, 128) // 128 * _up(_up(cols, 128) // 128, 4)
+        count = up(rows, 128) // 128 * up(up(cols, 128) // 128, 4)
     else:
         count = 0
-    return _up(4 * count, 256) + copy_bytes(rows, cols)
+    return up(4 * count, 256) + copy_bytes(rows, cols)
 
 
 def there(copies, scalings):

@@ -1,12 +1,14 @@
 """FP8 shards of a weight: the C calls fp8_shard_* on torch tensors.
 
-In: this rank's rows of a weight and the amax of the whole one. Out: rows of uint8, which anybody
-gathers along their first dim; and, of the rows of all ranks, the operand that the passes read: bit
-for bit the one of the unsharded weight. Recipes "current", "delayed" (whose weights take their
-scale from that amax too) and "block".
+In: this rank's rows of a weight and the amax of the whole one. Out: uint8 matrices, which anybody
+gathers along their first dim; and, of those of all ranks, the operand that the passes read: bit for
+bit the one of the unsharded weight. All recipes; with "delayed" the weight's scale is taken from
+that amax too.
 
 On the wire a row is its K bytes. What all ranks know (the scale of a whole tensor) is not sent; the
-scales of 128 x 128 are spread over the rows of their tiles, some bytes behind each row.
+scales of 128 x 128 are spread over the rows of their tiles, some bytes behind each row; a scale of
+its own lies behind its row. "rowwise" and "rowwise_hp_wgrad" scale the transposed copy differently,
+so that neither copy is made of the other: forward gathers rows, backward their transposed copy.
 
 Must not know: communicators, autograd, states.
 """
@@ -18,24 +20,15 @@ import torch.nn.functional as F
 
 from . import abi, operand
 from .calls import CODE, matrix
+from .operand import up
 
 _runtime = abi.runtime
 _address = ctypes.addressof
-RECIPES = ("current", "delayed", "block")
-
-
-def check_recipe(recipe, who):
-    if recipe.name not in RECIPES:
-        raise RuntimeError(
-            f"{who}: recipe '{recipe.name}' scales the second copy of a weight along the sharded "
-            "dim, and such shards are not gathered here (fp8_model does); gather it in bf16, or take "
-            f"one of {', '.join(RECIPES)}"
-        )
 
 
 def needs_amax(recipe):
     """Whether the bytes of a shard depend on the other shards; scales of 128 x 128 do not."""
-    return recipe.by_tensor
+    return recipe.name != "block"
 
 
 class Cut:
@@ -60,10 +53,16 @@ class Cut:
         self.bytes = size.value
         tiles = -(-plan.k // 128)
         by_tile = plan.w_scalings[0] == abi.BY_TILE
-        self.scale_bytes = 4 * (-(-tiles // 4) * 4) if by_tile else 0  # of a row of tiles
-        self.extra = -(-self.scale_bytes // 128)  # bytes behind a row
-        self.ld = -(-plan.k // 128) * 128
-        self.data = -(-self.scale_bytes * (rows // 128) // 256) * 256 + operand.HEADER
+        self.by_row = plan.w_scalings[0] == abi.BY_ROW
+        self.scale_bytes = 4 * up(tiles, 4) if by_tile else 0  # of a row of tiles
+        self.extra = 4 if self.by_row else -(-self.scale_bytes // 128)  # bytes behind a row
+        self.ld = up(plan.k, 128)
+        scales = 4 * rows if self.by_row else self.scale_bytes * (rows // 128)
+        self.data = operand.HEADER + up(scales, 256)
+        self.turned = self.data + up(rows * self.ld, 256)  # of by_row: the transposed copy
+        scales = 4 * up(plan.k, 16) if plan.w_scalings[1] == abi.BY_ROW else 0
+        self.turned_head = operand.HEADER + up(scales, 256)
+        self.amaxes = plan.k if scales else 1
 
     def _args(self, shard, amax):
         """(args, what must live until the call returns)"""
@@ -81,13 +80,14 @@ class Cut:
         return args, (source, tensor)
 
     def amax(self, plan, shard, at, out):
-        """out[0] = max |w| over the finite elements of the shard; fp32."""
+        """out[amaxes] = max |w| over the finite elements of the shard, or of its columns; fp32."""
         args, held = self._args(shard, out)
         plan.run(_runtime.fp8_shard_amax, args, at)
         del held
 
     def quantize(self, plan, shard, amax, at):
-        """(header, rows): 256 bytes alike on all ranks, and uint8 [rows, K + extra] to gather.
+        """What forward and what backward need: (header, matrix) each. header: bytes alike on all
+        ranks; matrix: uint8 to gather, [rows, K + extra], or of by_row in backward [K, rows].
 
         amax: of the whole weight, fp32 on the device; None with "block".
         """
@@ -98,35 +98,45 @@ class Cut:
         del held
         end = self.data + self.rows * self.ld
         rows = data[self.data : end].view(self.rows, self.ld)[:, : plan.k]
+        scales, header = data[operand.HEADER : self.data], data[: operand.HEADER]
+        if self.by_row:
+            rows = torch.cat((rows, scales[: 4 * self.rows].view(-1, 4)), 1)
+            ld, start = up(self.rows, 128), self.turned + self.turned_head
+            columns = data[start : start + plan.k * ld].view(-1, ld)[:, : self.rows]
+            turned = data[self.turned : start], columns.contiguous()
+            return (header, rows), turned
         if self.extra:
-            scales = data[operand.HEADER :][: self.rows // 128 * self.scale_bytes]
-            scales = scales.view(-1, self.scale_bytes)
+            scales = scales[: self.rows // 128 * self.scale_bytes].view(-1, self.scale_bytes)
             spread = F.pad(scales, (0, 128 * self.extra - self.scale_bytes))
             rows = torch.cat((rows, spread.view(self.rows, self.extra)), 1)
-        return data[: operand.HEADER], rows.contiguous()
+        return ((header, rows.contiguous()),) * 2
 
     def assemble(self, plan, gathered, header, copies, at):
-        """(bytes, copies) of the weight's operand; gathered: uint8 rows of all ranks, in a row."""
+        """(bytes, copies) of the weight's operand; gathered: the matrices of all ranks in a row, of
+        forward or (copies TRANSPOSED alone) of backward."""
+        if self.by_row and copies == abi.TRANSPOSED:
+            return self._assemble_turned(plan, gathered, header), copies
         n, k = plan.n, plan.k
-        if gathered.dtype is not torch.uint8 or gathered[0].numel() != k + self.extra:
-            raise RuntimeError(
-                f"the gathered weight is {gathered.dtype} of {tuple(gathered.shape)}; the hook was "
-                f"given uint8 rows of {k + self.extra} and returns those of all ranks"
-            )
-        copies |= abi.ROW  # the other one is made of it
+        _check_gathered(gathered, k + self.extra)
+        if not self.by_row:
+            copies |= abi.ROW  # the other one is made of it
         data = operand.empty(n, k, copies, plan.device, plan.w_scalings)
         data[: operand.HEADER] = header
         start = operand.HEADER
-        if self.extra:
+        if self.by_row:
+            scales = data[start : start + 4 * up(n, 16)].view(-1, 4)
+            scales[:n], scales[n:] = gathered[:n, k:], 0
+            start += up(scales.numel(), 256)
+        elif self.extra:
             bands = -(-n // 128)
             scales = gathered[: bands * 128, k:].reshape(bands, -1)[:, : self.scale_bytes]
             data[start : start + scales.numel()] = scales.reshape(-1)
-            start += -(-scales.numel() // 256) * 256
-        rows = data[start : start + -(-n // 16) * 16 * self.ld].view(-1, self.ld)
+            start += up(scales.numel(), 256)
+        rows = data[start : start + up(n, 16) * self.ld].view(-1, self.ld)
         if n % 16 or k % 128:
             rows.zero_()  # pad bytes
         rows[:n, :k] = gathered[:n, :k]
-        if copies & abi.TRANSPOSED:
+        if not self.by_row and copies & abi.TRANSPOSED:
             out = plan.weight_struct(abi.ROW)
             out.data, out.bytes = data.data_ptr(), data.numel()
             args = abi.TransposeArgs(
@@ -134,6 +144,29 @@ class Cut:
             )
             plan.run(_runtime.fp8_transpose, args, at)
         return data, copies
+
+    def _assemble_turned(self, plan, gathered, header):
+        """Of [K, rows] of each rank."""
+        n, k, ld = plan.n, plan.k, up(plan.n, 128)
+        _check_gathered(gathered, self.rows)
+        data = operand.empty(n, k, abi.TRANSPOSED, plan.device, plan.w_scalings)
+        data[: self.turned_head] = header
+        columns = data[self.turned_head :][: up(k, 16) * ld].view(-1, ld)
+        if k % 16 or n % 128:
+            columns.zero_()
+        for rank, part in enumerate(gathered.view(-1, k, self.rows)):
+            place = columns[:k, rank * self.rows : min(n, (rank + 1) * self.rows)]
+            place.copy_(part[:, : place.shape[1]])
+        return data
+
+
+def _check_gathered(gathered, cols):
+    if gathered.dtype is not torch.uint8 or gathered[0].numel() != cols:
+        raise RuntimeError(
+            f"the gathered weight is {gathered.dtype} of {tuple(gathered.shape)}; the hook was given "
+            f"uint8 rows of {cols} and returns those of all ranks (recipes with a scale a row "
+            "gather other bytes in backward than in forward: what is kept of one is not the other's)"
+        )
 
 
 def cut_of(plan, rows):

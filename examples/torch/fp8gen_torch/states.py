@@ -126,6 +126,7 @@ class State:
     def __init__(self, recipe=Recipe(), keep=True):
         self.recipe, self.keep = recipe, keep
         self._is_delayed = recipe.name == "delayed"
+        self._shards = False  # whether a layer needs the kernels of FP8 shards
         self.number = next(_numbers)
         _states[self.number] = self
         self._sites = {}
@@ -176,7 +177,8 @@ class State:
         x_dtype, y_dtype, dw_dtype, bias = like
         bias = bias is not None
         dtypes = (d if d in _IO else torch.float32 for d in (w_dtype, y_dtype, x_dtype, dw_dtype))
-        layer = layer_of(Key(*shape, bias, *dtypes, self.recipe, device_index(device)), m)
+        index = device_index(device)
+        layer = layer_of(Key(*shape, bias, *dtypes, self.recipe, index, self._shards), m)
         self._layers[tuple(shape), w_dtype, device] = layer
         return plan_of(layer, m)
 

@@ -17,6 +17,8 @@ weight (communicator.amax_hook(amax), one all-reduce(max), or the amax that prec
 recipe "block" needs none), and weight_hook sees uint8 rows: half the bytes on the wire. The
 gathered bytes are those of the unsharded weight, bit for bit. Shards are rows; where N does not
 divide, they are padded with zeros to equal ones, with recipe "block" of a multiple of 128 rows.
+Recipes with a scale a row gather rows in forward and their transposed copy in backward, so a hook
+must not give backward what it kept of forward.
 """
 
 import torch
@@ -94,12 +96,11 @@ class ShardState(State):
 
     def __init__(self, out_features, recipe=Recipe(), fp8_gather=False):
         super().__init__(recipe, keep=False)
-        if fp8_gather:
-            shards.check_recipe(recipe, "ShardState, fp8_gather")
+        self._shards = fp8_gather and recipe.by_row
         self.out_features, self.fp8_gather = out_features, fp8_gather
-        self.amax = None  # of the whole weight, and the shard that it belongs to
+        self.amax = None  # of the whole weight or its columns, and the shard that it belongs to
         self._amax_of = None
-        self._shard = None  # (Identity, (header, rows))
+        self._shard = None  # (Identity, what Cut.quantize gave)
 
     def __reduce__(self):
         return ShardState, (self.out_features, self.recipe, self.fp8_gather)
@@ -108,7 +109,7 @@ class ShardState(State):
         return self.weight_plan((self.out_features, weight.shape[1]), weight)
 
     def shard(self, plan, weight, communicator, at):
-        """(header, uint8 rows) of this rank, quantised with the whole weight's amax."""
+        """This rank's part as Cut.quantize gives it, with the whole weight's amax."""
         if self._shard is None or not self._shard[0].is_of(weight):
             if not shards.needs_amax(self.recipe):
                 self.amax = None
@@ -129,13 +130,14 @@ def precompute_amax(weights, states, communicator):
     pairs = [(w, s) for w, s in zip(weights, states) if shards.needs_amax(s.recipe)]
     if not pairs:
         return
-    amaxes = torch.empty(len(pairs), dtype=torch.float32, device=pairs[0][0].device)
-    for i, (weight, state) in enumerate(pairs):
-        plan = state.plan_of_shard(weight)
-        at = plan.context.at()
-        shards.cut_of(plan, weight.shape[0]).amax(plan, weight, at, amaxes[i])
+    plans = [state.plan_of_shard(weight) for weight, state in pairs]
+    cuts = [shards.cut_of(plan, weight.shape[0]) for plan, (weight, _) in zip(plans, pairs)]
+    counts = [cut.amaxes for cut in cuts]
+    amaxes = torch.empty(sum(counts), dtype=torch.float32, device=pairs[0][0].device)
+    for plan, cut, (weight, _), amax in zip(plans, cuts, pairs, amaxes.split(counts)):
+        cut.amax(plan, weight, plan.context.at(), amax)
     amaxes = communicator.amax_hook(amaxes)
-    for (weight, state), amax in zip(pairs, amaxes.unbind()):
+    for (weight, state), amax in zip(pairs, amaxes.split(counts)):
         state.set_amax(weight, amax)
 
 
@@ -146,7 +148,7 @@ def _gathered(plan, state, weight, hooks, copies, at):
     """
     communicator, module = hooks
     if state.fp8_gather:
-        header, mine = state.shard(plan, weight, communicator, at)
+        header, mine = state.shard(plan, weight, communicator, at)[copies == abi.TRANSPOSED]
         full = communicator.weight_hook(mine, module=module)
         return shards.cut_of(plan, weight.shape[0]).assemble(plan, full, header, copies, at)
     full = communicator.weight_hook(weight.detach(), module=module)

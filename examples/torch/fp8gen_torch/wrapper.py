@@ -166,7 +166,12 @@ class Fp8Weight(_Wrapper):
     # ---- FSDP2 ----
 
     def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
-        shards.check_recipe(self.recipe, "Fp8Weight under FSDP2")
+        if self.recipe.by_row:
+            raise RuntimeError(
+                f"Fp8Weight under FSDP2: recipe '{self.recipe.name}' needs other bytes in backward "
+                "than in forward, and FSDP2 gathers the same ones; take 'current', 'delayed' or "
+                "'block', or weight_parallel_linear"
+            )
         plan = self.fp8_state.weight_plan(tuple(outer_size), self._data)
         cut = shards.cut_of(plan, -(-outer_size[0] // mesh.size()))
         at = plan.context.at()
@@ -175,7 +180,7 @@ class Fp8Weight(_Wrapper):
             amax = torch.empty(1, dtype=torch.float32, device=self._data.device)
             cut.amax(plan, self._data, at, amax)
             dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=mesh.get_group())
-        header, rows = cut.quantize(plan, self._data, amax, at)
+        header, rows = cut.quantize(plan, self._data, amax, at)[0]
         return (rows,), (header, cut.rows, self.fp8_state, outer_size)
 
     def fsdp_post_all_gather(self, outputs, metadata, param_dtype, *, out=None):
