@@ -423,7 +423,10 @@ typedef struct fp8_fprop_args {
     fp8_operand *saved;
     uint32_t *found_inf; /* set to 1 if x holds inf or NaN, else not written; may be NULL, and is
                           * with x_quantized: fp8_quantize has looked */
-    const fp8_tensor *w; /* [N,K]; compute "bf16" only: instead of weight */
+    const fp8_tensor
+        *w; /* [N,K]. compute "bf16": instead of weight. Else NULL, or what weight's bytes
+                          * are made of first, in the copies that it has, as by fp8_quantize: one call
+                          * instead of two. weight has version 0, and its fields stay as they are */
     fp8_call call;
     uint64_t reserved[4];
 } fp8_fprop_args;

@@ -123,6 +123,28 @@ static fp8_status check_x(const struct fp8_check *check, const fp8_fprop_args *a
     return args->saved ? fp8_check_operand_struct(check->call, "saved", args->saved) : FP8_OK;
 }
 
+/* Whether the weight's bytes are made in this call. */
+static bool makes_weight(const struct fp8_layer_plan *plan, const fp8_fprop_args *args)
+{
+    return args->w && !plan->is_bf16;
+}
+
+static fp8_status check_factor(const struct fp8_check *check, const fp8_fprop_args *args)
+{
+    if (!makes_weight(check->plan, args))
+        return fp8_check_factor(check, FP8_ROLE_W, FP8_COPY_ROW, "weight", args->weight, args->w);
+    FP8_TRY(fp8_check_filled(check, "weight", FP8_ROLE_W, FP8_COPY_ROW, args->weight));
+    if (args->weight->version || args->weight->scales)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: w is given and weight->version is %llu, weight->scales %p; what the "
+                        "bytes are made of here has no version and its scales with it: pass 0 and "
+                        "NULL, or use fp8_weight_update and pass no w",
+                        check->call, (unsigned long long)args->weight->version,
+                        (const void *)args->weight->scales);
+    FP8_TRY(fp8_check_tensor(check, FP8_SLOT_W, args->w));
+    return fp8_check_state(check, FP8_PASS_WEIGHT, &args->call);
+}
+
 static fp8_status check_fprop(const fp8_layer *layer, const fp8_fprop_args *args, int64_t *tokens)
 {
     const char *call = "fprop";
@@ -139,7 +161,7 @@ static fp8_status check_fprop(const fp8_layer *layer, const fp8_fprop_args *args
     FP8_TRY(fp8_check_tokens(&check, args->x ? "x->rows" : "x_quantized->rows", *tokens));
     check.tokens = *tokens;
     FP8_TRY(check_x(&check, args));
-    FP8_TRY(fp8_check_factor(&check, FP8_ROLE_W, FP8_COPY_ROW, "weight", args->weight, args->w));
+    FP8_TRY(check_factor(&check, args));
     if (layer->plan->has_bias != (args->bias != NULL))
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: bias is %s, but layer '%s' has %s bias", call,
                         args->bias ? "given" : "NULL", layer->plan->name,
@@ -151,6 +173,17 @@ static fp8_status check_fprop(const fp8_layer *layer, const fp8_fprop_args *args
     if (args->x) /* else nothing is quantised */
         FP8_TRY(fp8_check_state(&check, FP8_PASS_FPROP, &args->call));
     return fp8_check_call(&check, layer, &args->call);
+}
+
+static fp8_status make_weight(const fp8_layer *layer, const fp8_fprop_args *args)
+{
+    struct fp8_frame frame;
+    fp8_frame_init(&frame, layer, &args->call, 0);
+    fp8_frame_tensor(&frame, FP8_SLOT_W, args->w);
+    fp8_frame_state(&frame, FP8_ROLE_W, &args->call);
+    fp8_frame_operand(&frame, FP8_ROLE_W, args->weight);
+    fp8_frame_workspace(&frame, FP8_PASS_WEIGHT, args->call.workspace, false);
+    return fp8_frame_enqueue(&frame, FP8_PASS_WEIGHT, 0);
 }
 
 static fp8_status run_fprop(const fp8_layer *layer, const fp8_fprop_args *args, int64_t tokens,
@@ -194,7 +227,10 @@ fp8_status fp8_layer_fprop(const fp8_layer *layer, const fp8_fprop_args *args)
     }
     if (args->saved)
         fp8_operand_clear(args->saved);
-    status = run_fprop(layer, args, tokens, x);
+    if (makes_weight(layer->plan, args))
+        status = make_weight(layer, args);
+    if (status == FP8_OK)
+        status = run_fprop(layer, args, tokens, x);
     if (status == FP8_OK && args->saved)
         *args->saved = filled;
     return fp8_report(layer->context, status);

@@ -212,7 +212,7 @@ static void structs_and_flags(void **state)
     REFUSED(FP8_ERR_ARGUMENT, "accumulate_dbias is 2", world.backward.accumulate_dbias = 2,
             BACKWARD);
     REFUSED(FP8_ERR_ARGUMENT, "call.flags is 2", world.fprop.call.flags = 2, FPROP);
-    REFUSED(FP8_ERR_ARGUMENT, "the tensor w is given", world.fprop.w = &world.w, FPROP);
+    REFUSED(FP8_ERR_ARGUMENT, "w is given and weight->version is", world.fprop.w = &world.w, FPROP);
     REFUSED(FP8_ERR_ARGUMENT, "the tensor x is given", world.wgrad.x = &world.x, WGRAD);
     REFUSED(FP8_ERR_ARGUMENT, "the tensor dy is given", world.wgrad.dy = &world.dy, WGRAD);
     REFUSED(FP8_ERR_ARGUMENT, "the tensor dy is given", world.dgrad.dy = &world.dy, DGRAD);

@@ -180,6 +180,40 @@ static void gemm_is_the_gemm_of_the_pass(void **state)
     }
 }
 
+/* A forward that makes its weight's bytes gives the bits of the weight that was made before. */
+static void fprop_makes_the_weight(void **state)
+{
+    (void)state;
+    for (int which = 0; which < LAYERS; which++) {
+        struct rig_case c;
+        struct rig_operand weight;
+        struct rig_quantized q;
+        rig_case_init(&c, &rig_shared.layer[which], 140, 70 + (uint64_t)which);
+        rig_case_complete(&c);
+        rig_operand_make(&weight, rig_bytes(c.layer, 0, FP8_BYTES_WEIGHT), 0x7E);
+        void *data = weight.op.data;
+        weight.op = c.weight.op;
+        weight.op.data = data;
+        weight.op.version = 0;
+        fp8_fprop_args args = FP8_FPROP_ARGS_INIT;
+        args.x = &c.tensor[RIG_X].t;
+        args.weight = &weight.op;
+        args.w = &c.tensor[RIG_W].t;
+        args.bias = c.layer->info.has_bias ? &c.tensor[RIG_BIAS].t : NULL;
+        args.y = &c.tensor[RIG_Y].t;
+        args.call = rig_case_call(&c);
+        RIG_OK(fp8_layer_fprop(c.layer->handle, &args));
+        rig_tensor_unchanged(&c.tensor[RIG_Y]);
+        rig_quantize(&q, &c.tensor[RIG_W], true, c.layer->spec.power_of_two);
+        rig_check_operand("weight", &weight, &q);
+        weight.op.version = 1;
+        RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_fprop(c.layer->handle, &args));
+        rig_quantized_free(&q);
+        rig_operand_free(&weight);
+        rig_case_free(&c);
+    }
+}
+
 /* A gemm without the layer's bias is the product alone. */
 static void gemm_may_leave_the_bias_out(void **state)
 {
@@ -266,6 +300,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(quantize_and_dequantize_every_role, open_layers),
         cmocka_unit_test(gemm_is_the_gemm_of_the_pass),
+        cmocka_unit_test(fprop_makes_the_weight),
         cmocka_unit_test(gemm_may_leave_the_bias_out),
         cmocka_unit_test_teardown(dispatch_tells_what_would_run, rig_shared_close),
     };
