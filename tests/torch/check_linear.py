@@ -25,7 +25,6 @@ from fp8gen_torch import (
     shards,
     weights_changed,
 )
-from fp8gen_torch import states as module
 from fp8gen_torch.calls import quantize_weight
 
 BOUND = {"y": 0.05, "dx": 0.09, "dw": 0.09}
@@ -207,16 +206,15 @@ class Versions(unittest.TestCase):
     """The weight is quantised once for every version of it, and never too seldom."""
 
     def setUp(self):
-        self.count = 0
+        self.count, made = 0, State._made
 
         def counted(*rest):
             self.count += 1
-            return quantize_weight(*rest)
+            return made(*rest)
 
-        module.quantize_weight = counted
-
-    def tearDown(self):
-        module.quantize_weight = quantize_weight
+        patch = unittest.mock.patch.object(State, "_made", counted)
+        patch.start()
+        self.addCleanup(patch.stop)
 
     def fresh(self, x, w):
         return fp8_linear(x, w.detach().clone())

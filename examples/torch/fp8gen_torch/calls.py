@@ -23,10 +23,10 @@ _T, _O = abi.Tensor, abi.Operand
 
 # Words of the calls: FPROP_X is x->data, FPROP_X + 3 is x->ld.
 _LD = _T.ld.offset // 8
-_FPROP = Layout(abi.FpropArgs, x=_T, weight=_O, bias=_T, y=_T, saved=_O)
+_FPROP = Layout(abi.FpropArgs, x=_T, weight=_O, bias=_T, y=_T, saved=_O, w=_T)
 _FPROP_X, _FPROP_Y = _FPROP.word("x", "data"), _FPROP.word("y", "data")
 _FPROP_WEIGHT, _FPROP_BIAS = _FPROP.word("weight", "data"), _FPROP.word("bias", "data")
-_FPROP_SAVED = _FPROP.word("saved", "data")
+_FPROP_SAVED, _FPROP_W = _FPROP.word("saved", "data"), _FPROP.word("w", "data")
 _BACKWARD = Layout(
     abi.BackwardArgs, dy=_T, saved=_O, weight=_O, grad=_O, dbias=_T, dw=_T, dx=_T, x=_T
 )
@@ -177,19 +177,24 @@ class Plan:
     def new_dw(self):
         return torch.empty_like(self._dw)
 
-    def fprop(self, x, weight, copies, bias, y, save, at):
-        """Fills y[..., N]; x[..., K], weight: bytes with `copies`, bias[N] bf16. Returns what backward
-        needs, if `save`: the bytes of x's transposed copy, or x where the recipe has none.
-        """
+    def fprop(self, x, weight, bias, y, save, at):
+        """Fills y[..., N]; x[..., K], bias[N] bf16. weight: (bytes, copies, the weight that the bytes
+        are made of first or None). Returns what backward needs, if `save`: the bytes of x's
+        transposed copy, or x where the recipe has none."""
+        data, copies, source = weight
         x, ld = placed(x, self.k)
         saved = None
         if save and self.saves_x:
             saved, save = matrix(x), False
-        pool = self._pool(("fprop", copies, save))
-        prepared = pool.pop() if pool else self._fprop(copies, save)
+        kind = copies, save, source is not None
+        pool = self._pool(kind)
+        prepared = pool.pop() if pool else self._fprop(*kind)
         words = prepared[0]
         words[_FPROP_X], words[_FPROP_X + _LD] = x.data_ptr(), ld
-        words[_FPROP_Y], words[_FPROP_WEIGHT] = y.data_ptr(), weight.data_ptr()
+        words[_FPROP_Y], words[_FPROP_WEIGHT] = y.data_ptr(), data.data_ptr()
+        if source is not None:
+            source, ld = self._source(source)
+            words[_FPROP_W], words[_FPROP_W + _LD] = source.data_ptr(), ld
         if bias is not None:
             words[_FPROP_BIAS] = bias.data_ptr()
         if save:
@@ -202,16 +207,24 @@ class Plan:
         pool.append(prepared)
         return saved
 
-    def _fprop(self, copies, save):
-        bias = self.layer.key.bias
+    def _fprop(self, copies, save, makes):
+        key = self.layer.key
         return self._make(
             _FPROP,
             x=_tensor(self.m, self.k, _BF16),
             weight=self.weight_struct(copies),
             y=_tensor(self.m, self.n, self.output),
-            bias=_tensor(1, self.n, _BF16) if bias else None,
+            bias=_tensor(1, self.n, _BF16) if key.bias else None,
             saved=self._empty(self.k, abi.TRANSPOSED) if save else None,
+            w=_tensor(self.n, self.k, key.weight) if makes else None,
         )
+
+    def _source(self, weight):
+        """As fp8_quantize reads it: (tensor, elements from one row to the next)."""
+        if weight.dtype is self.layer.key.weight and weight.is_contiguous():
+            return weight, self.k
+        weight = matrix(weight.detach(), self.layer.key.weight)
+        return weight, weight.stride(0)
 
     def backward(self, dy, saved, weight, dx, dw, dbias, at):
         """Fills dx[..., K] of weight = (bytes, copies), dw = (tensor, 1: add to it), and dbias; each
@@ -332,13 +345,10 @@ class Plan:
 
 def quantize_weight(plan, weight, copies, at, data=None):
     """Bytes of a weight's operand; written into `data` if that is given."""
-    source, ld = weight, plan.k
-    if weight.dtype not in _IO or not weight.is_contiguous():
-        source = matrix(weight.detach())
-        ld = source.stride(0)
+    source, ld = plan._source(weight)
     if data is None:
         data = operand.empty(plan.n, plan.k, copies, plan.device, plan.w_scalings)
-    pool = plan._pool(("weight", copies, source.dtype))
+    pool = plan._pool(("weight", copies))
     prepared = (
         pool.pop()
         if pool

@@ -22,19 +22,23 @@ from . import abi, operand
 from .layers import Recipe
 from .states import Site, State, check, state_of
 
+# Looked up once: in a step, where all is cold, each step of a look-up counts.
+_grad_enabled, _compiling = torch.is_grad_enabled, torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
+_any_autocast = torch._C._is_any_autocast_enabled
+_PLAIN = (Tensor, torch.nn.Parameter)
+
 # ---- forward and backward of one call ------------------------------------------------------------
 
 
 def _forward(state, site, x, weight, bias, save, want_dx):
     """(y, saved or None); without any gradient wanted it is an evaluation."""
-    plan = site.plan
-    at = state.at(plan, save or want_dx)
+    at = state.at(site.plan, save or want_dx)
     want = abi.BOTH if want_dx and state.keep else abi.ROW
-    w, copies = state.weight(plan, weight, want, True, at)
     if bias is not None and not (bias.dtype is torch.bfloat16 and bias.is_contiguous()):
         bias = bias.to(torch.bfloat16).contiguous()
-    y = torch.empty_like(site.y)
-    saved = plan.fprop(x, w, copies, bias, y, save, at)
+    y, saved = state.fprop(site, x, weight, want, bias, save, at)
     y_dtype = site.like[1]
     return (y if y.dtype is y_dtype else y.to(y_dtype)), saved
 
@@ -56,7 +60,7 @@ def _backward(state, site, dy, saved, weight, want, main_grad, kept=None):
     if want_dbias:
         dbias = torch.empty(plan.n, dtype=torch.float32, device=plan.device)
     if want_dx:
-        w = state.weight_of(kept, plan, weight, at)
+        w = state.weight(plan, weight, kept, at)
         dx = torch.empty_like(site.dx)
     plan.backward(dy, saved, w, dx, (dw, add), dbias, at)
     if dx is not None and dx.dtype is not x_dtype:
@@ -74,24 +78,24 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, call):
         state, site, _ = call
-        want_dx, want_dw = ctx.needs_input_grad[:2]
+        want_dx, want_dw, _, _ = ctx.needs_input_grad
         y, saved = _forward(state, site, x, weight, bias, want_dw, want_dx)
         ctx.save_for_backward(saved, weight)
-        ctx.call, ctx.kept = call, state.kept
+        ctx.call = call, state.kept
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        if torch.is_grad_enabled():  # create_graph: an error, but only if somebody goes on
+        if _grad_enabled():  # create_graph: an error, but only if somebody goes on
             return _once(ctx, dy)
         return _gradients(ctx, dy)
 
 
 def _gradients(ctx, dy):
     saved, weight = ctx.saved_tensors
-    state, site, main_grad = ctx.call
+    (state, site, main_grad), kept = ctx.call
     want = ctx.needs_input_grad
-    dx, dw, dbias = _backward(state, site, dy, saved, weight, want, main_grad, ctx.kept)
+    dx, dw, dbias = _backward(state, site, dy, saved, weight, want, main_grad, kept)
     if main_grad is not None:
         weight.grad_added_to_main_grad = True
     return dx, dw, dbias, None
@@ -245,9 +249,6 @@ _linear_op.register_autograd(_op_backward, setup_context=_setup)
 
 # ---- the function --------------------------------------------------------------------------------
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-_any_autocast = torch._C._is_any_autocast_enabled
-
 
 def output_dtype(x):
     """Of y: x's, or what autocast says."""
@@ -271,31 +272,23 @@ def fp8_linear(x, weight, bias=None, state=None):
     y_dtype = output_dtype(x) if _any_autocast() else x.dtype
     main_grad = getattr(weight, "main_grad", None)
     dw_dtype = weight.dtype if main_grad is None else main_grad.dtype
-    grad = torch.is_grad_enabled()
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
+    grad = _grad_enabled()
+    traced = (
+        _compiling()
+        or _dispatch_modes() > 0
         or type(x) not in _PLAIN
-        or x.is_meta
         or not (type(weight) in _PLAIN or hasattr(weight, "fp8_state"))
-    ):
+    )
+    site = None if traced else state.site(x, weight, bias, y_dtype, dw_dtype)
+    if site is None:
         check(x, weight, bias)
-        return _linear_op(
-            x,
-            weight,
-            bias,
-            main_grad,
-            state.number,
-            y_dtype,
-            dw_dtype,
-            grad and weight.requires_grad,
-            grad and x.requires_grad,
-        )[0]
-    site = state.site(x, weight, bias, y_dtype, dw_dtype)
+        dtypes = y_dtype, dw_dtype
+        wants = grad and weight.requires_grad, grad and x.requires_grad
+        return _linear_op(x, weight, bias, main_grad, state.number, *dtypes, *wants)[0]
     if grad and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        apply = _Linear.apply if torch._C._are_functorch_transforms_active() else _apply
+        apply = _Linear.apply if _transforms() else _apply
         return apply(x, weight, bias, (state, site, main_grad))
     return _forward(state, site, x, weight, bias, False, False)[0]
 

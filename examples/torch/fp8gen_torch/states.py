@@ -17,7 +17,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from . import abi
+from . import abi, operand
 from .calls import pattern, plan_of, quantize_weight
 from .delayed import History
 from .layers import Key, Recipe, device_index, layer_of
@@ -28,7 +28,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _states = weakref.WeakValueDictionary()
 _delayed = weakref.WeakValueDictionary()  # those of them that have a history
 _numbers = itertools.count(1)
-_quantizing = threading.Lock()
+_taking = threading.Lock()
 _epoch = 0
 
 
@@ -70,8 +70,10 @@ class Identity:
 
     __slots__ = ("storage", "version", "epoch", "address", "stride", "dtype")
 
-    def __init__(self, tensor):
-        self.storage = StorageWeakRef(tensor.untyped_storage())
+    def __init__(self, tensor, before=None):
+        """before: the Identity of an earlier version, perhaps."""
+        same = before is not None and before.same_memory(tensor)
+        self.storage = before.storage if same else StorageWeakRef(tensor.untyped_storage())
         self.version = None if tensor.is_inference() else tensor._version  # those have no versions
         self.epoch = _epoch
         self.address, self.stride, self.dtype = tensor.data_ptr(), tensor.stride(), tensor.dtype
@@ -149,7 +151,7 @@ class State:
         return self.site(x, weight, bias, y_dtype, dw_dtype).plan
 
     def site(self, x, weight, bias, y_dtype, dw_dtype):
-        """The Site of a call."""
+        """The Site of a call; None on the meta device, which has none."""
         short = (
             x.shape,
             x.dtype,
@@ -163,6 +165,8 @@ class State:
         )
         site = self._sites.get(short)
         if site is None:
+            if x.is_meta:
+                return None
             check(x, weight, bias)
             if len(self._sites) > 1024:
                 self._sites.clear()
@@ -199,7 +203,7 @@ class State:
             return plan.context.at()
         kept = self.kept_history
         if kept is None or kept.layer is not plan.layer:
-            with _quantizing:
+            with _taking:
                 saved = kept.save() if kept is not None else self._saved_history
                 self.kept_history = kept = History(plan.layer, saved)
                 _delayed[self.number] = self
@@ -216,15 +220,9 @@ class State:
         if self.kept_history is not None and saved is not None:
             self.kept_history.load(saved)
 
-    def weight(self, plan, weight, copies, forward, at):
-        """(bytes, copies) of the weight's operand, quantised when it has changed; and once more
+    def current(self, weight, copies, forward, at):
+        """The kept Copies if they are those of the weight as it is, else None: quantise it. So too
         when training meets what an evaluation made, whose amax the history was not told."""
-        if type(weight) not in _PLAIN:
-            if hasattr(weight, "fp8_operand"):
-                return weight.fp8_operand(plan, copies, at)
-            weight = getattr(weight, "_data", weight)
-        if not self.keep:
-            return quantize_weight(plan, weight, copies, at), copies
         stream, capturing, _, flags = at
         kept = self.kept
         if (
@@ -235,35 +233,68 @@ class State:
             and kept.identity.is_of(weight)
         ):
             if stream != kept.stream and not capturing:
-                _wait_for(kept.stream, plan.device)
-            return kept.data, kept.copies
-        with _quantizing:
-            return self._quantize(plan, weight, copies, at)
+                _wait_for(kept.stream, weight.device)
+            return kept
+        return None
 
-    def weight_of(self, kept, plan, weight, at):
-        """What `weight` would give a backward whose forward used the Copies `kept` (or None), of a
-        weight that has the same version still."""
+    def fprop(self, site, x, weight, copies, bias, save, at):
+        """(y, what backward needs) of Plan.fprop; the weight is quantised in the same call when it
+        has changed."""
+        plan, y = site.plan, torch.empty_like(site.y)
+        if type(weight) not in _PLAIN:
+            if hasattr(weight, "fp8_operand"):
+                made = (*weight.fp8_operand(plan, copies, at), None)
+                return y, plan.fprop(x, made, bias, y, save, at)
+            weight = getattr(weight, "_data", weight)
+        kept = self.current(weight, copies, True, at) if self.keep else None
+        if kept is not None:
+            return y, plan.fprop(x, (kept.data, kept.copies, None), bias, y, save, at)
+        data, copies, identity = self._memory(plan, copies)
+        saved = plan.fprop(x, (data, copies, weight), bias, y, save, at)
+        if self.keep:
+            self._made(data, copies, Identity(weight, identity), at)
+        return y, saved
+
+    def weight(self, plan, weight, kept, at):
+        """(bytes, copies) of the weight's transposed copy, for a backward; kept: the Copies that its
+        forward has left."""
         if (
             kept is not None
             and kept is self.kept
             and kept.copies & abi.TRANSPOSED
             and kept.stream == at[0]
-            and kept.identity.epoch == _epoch
+            and kept.identity.epoch == _epoch  # and its version is the forward's: autograd looks
             and not (self._captured or kept.evaluated)
         ):
             return kept.data, kept.copies
-        return self.weight(plan, weight, abi.TRANSPOSED, False, at)
+        if type(weight) not in _PLAIN:
+            if hasattr(weight, "fp8_operand"):
+                return weight.fp8_operand(plan, abi.TRANSPOSED, at)
+            weight = getattr(weight, "_data", weight)
+        if not self.keep:
+            return quantize_weight(plan, weight, abi.TRANSPOSED, at), abi.TRANSPOSED
+        kept = self.current(weight, abi.TRANSPOSED, False, at)
+        if kept is None:
+            data, copies, identity = self._memory(plan, abi.TRANSPOSED)
+            quantize_weight(plan, weight, copies, at, data)
+            kept = self._made(data, copies, Identity(weight, identity), at)
+        return kept.data, kept.copies
 
-    def _quantize(self, plan, weight, copies, at):
+    def _memory(self, plan, copies):
+        """(bytes to write, which copies, the Identity that they had): those that are kept, taken so
+        that no other thread writes them too, or new ones."""
+        if self.keep:
+            with _taking:
+                kept, self.kept = self.kept, None
+            if kept is not None and kept.copies & copies == copies and kept.data.device == plan.device:
+                return kept.data, kept.copies, kept.identity
+        return operand.empty(plan.n, plan.k, copies, plan.device, plan.w_scalings), copies, None
+
+    def _made(self, data, copies, identity, at):
         stream, capturing, _, flags = at
-        data, kept, self.kept = None, self.kept, None
-        if kept is not None and kept.copies & copies == copies and kept.data.device == plan.device:
-            data, copies = kept.data, kept.copies
-        data = quantize_weight(plan, weight, copies, at, data)
-        evaluated = bool(flags & abi.CALL_EVALUATE)
-        self.kept = Copies(data, copies, Identity(weight), stream, evaluated)
         self._captured = self._captured or capturing
-        return data, copies
+        self.kept = Copies(data, copies, identity, stream, bool(flags & abi.CALL_EVALUATE))
+        return self.kept
 
 
 def _wait_for(stream, device):

@@ -196,7 +196,7 @@ class _WeightParallel(torch.autograd.Function):
             bias = communicator.weight_hook(bias.detach(), module=module, is_bias=True)
             bias = bias[:n].to(torch.bfloat16).contiguous()
         y = plan.new_y(x.shape[:-1])
-        saved = plan.fprop(x, *full, bias, y, save, at)
+        saved = plan.fprop(x, (*full, None), bias, y, save, at)
         y = _hooked(communicator, "output_hook", y.to(y_dtype))
         ctx.save_for_backward(saved, weight)
         ctx.plan, ctx.state, ctx.communicator, ctx.module = plan, state, communicator, module
