@@ -302,10 +302,31 @@ static fp8_status nccl_all_to_all(fp8_comm *comm, const fp8_exchange_part *parts
     return count ? run(nccl, &job) : FP8_OK;
 }
 
+static bool is_registered(const struct nccl *nccl, const void *memory)
+{
+    for (int i = 0; i < WINDOWS; i++) {
+        const struct window *window = &nccl->windows[i];
+        if (window->window && (uintptr_t)memory - (uintptr_t)window->memory < window->bytes)
+            return true;
+    }
+    return false;
+}
+
+/* Not in registered memory: each rank chooses its kernel by where its memory lies, other kernels
+ * than the others' never end, and NCCL 2.28's own for registered memory leave out terms where a
+ * group has two sums. */
 static fp8_status nccl_reduce_scatter(fp8_comm *comm, const fp8_reduce_part *parts, size_t count,
                                       fp8_stream stream)
 {
     const struct job job = { .reduce = parts, .count = count, .stream = stream };
+    for (size_t i = 0; i < count; i++) {
+        if (is_registered((struct nccl *)comm, parts[i].send) ||
+            is_registered((struct nccl *)comm, parts[i].recv))
+            return fp8_fail(FP8_ERR_ARGUMENT,
+                            "%s: part %zu is in memory of fp8_comm_alloc, which is for gathers and "
+                            "exchanges; take its send and recv from fp8_memory_alloc",
+                            comm->label, i);
+    }
     return count ? run((struct nccl *)comm, &job) : FP8_OK;
 }
 
@@ -461,7 +482,7 @@ static fp8_status alloc_window(struct nccl *nccl, const struct fp8_vote *vote,
 {
     fp8_comm *comm = &nccl->comm;
     const char *why;
-    bytes = fp8_align_up(bytes, FP8_NCCL_WINDOW_ALIGNMENT);
+    window->bytes = bytes = fp8_align_up(bytes, FP8_NCCL_WINDOW_ALIGNMENT);
     FP8_TRY(alloc_nccl(nccl, vote, window, bytes, &why));
     if (!window->memory)
         FP8_TRY(fp8_memory_alloc(comm->context, bytes, &window->memory));
@@ -478,24 +499,19 @@ static fp8_status alloc_window(struct nccl *nccl, const struct fp8_vote *vote,
     return FP8_OK;
 }
 
-/* The first gather by copy engines, and the first sum between registered memories, make ready what
- * they need, in the call: now, while all are here. */
+/* The first gather by copy engines makes ready what they need, in the call: now, while all are
+ * here. */
 static fp8_status try_window(fp8_comm *comm, const struct window *window, size_t bytes)
 {
-    const size_t share = bytes / (size_t)comm->ranks / sizeof(float) * sizeof(float);
-    const size_t piece = share < 16 ? share : 16;
+    const size_t piece = bytes / (size_t)comm->ranks < 16 ? bytes / (size_t)comm->ranks : 16;
     char *memory = window->memory;
-    char *own = memory + (size_t)comm->rank * piece;
-    const fp8_gather_part part = { own, memory, piece };
-    const fp8_reduce_part sum = { memory, own, piece / sizeof(float), FP8_DTYPE_FP32, 0 };
+    const fp8_gather_part part = { memory + (size_t)comm->rank * piece, memory, piece };
     fp8_stream stream = NULL;
     if (!window->window || !((struct nccl *)comm)->is_blocking)
         return FP8_OK;
     fp8_status status = fp8_stream_create(comm->context, &stream);
     if (status == FP8_OK)
         status = fp8_comm_all_gather(comm, &part, 1, "the first bytes of a pool", stream);
-    if (status == FP8_OK)
-        status = fp8_comm_reduce_scatter(comm, &sum, 1, "the first numbers of a pool", stream);
     if (status == FP8_OK)
         status = fp8_comm_wait(comm, stream);
     fp8_stream_destroy(comm->context, stream);

@@ -25,6 +25,7 @@ struct pending {
 
 struct window {
     void *memory;
+    size_t bytes;
     bool is_nccl; /* from ncclMemAlloc */
     fp8_nccl_window window;
 };

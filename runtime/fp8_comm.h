@@ -167,11 +167,11 @@ typedef struct fp8_comm_info {
 
 FP8_API fp8_status fp8_comm_describe(const fp8_comm *comm, fp8_comm_info *info);
 
-/* Memory for collectives of this communicator: from ncclMemAlloc and registered as a symmetric
- * window where NCCL (2.28 and newer) and the node can, so that copy engines gather it; else like
- * fp8_memory_alloc. FP8_LOG says which and why. All ranks call it in the same order with the same
- * bytes and end alike: all have such a window or none, and where one rank has no memory, no rank
- * has (FP8_ERR_COMM on the others names it). Blocks; allocates. */
+/* Memory for gathers and exchanges of this communicator: from ncclMemAlloc and registered as a
+ * symmetric window where NCCL (2.28 and newer) and the node can, so that copy engines gather it;
+ * else like fp8_memory_alloc. FP8_LOG says which and why. All ranks call it in the same order with
+ * the same bytes and end alike: all have such a window or none, and where one rank has no memory,
+ * no rank has (FP8_ERR_COMM on the others names it). Blocks; allocates. */
 FP8_API fp8_status fp8_comm_alloc(fp8_comm *comm, size_t bytes, void **memory);
 /* Every rank frees what it allocated, in the same order, before fp8_comm_destroy. */
 FP8_API void fp8_comm_free(fp8_comm *comm, void *memory);
@@ -195,8 +195,8 @@ typedef struct fp8_exchange_part {
 } fp8_exchange_part;
 
 /* One piece of a sum: recv[0..count) = sum over ranks of their send[rank * count + i], or the
- * average. recv is in memory of fp8_comm_alloc on all ranks or on none, and send too: NCCL has
- * other kernels for it, which do not meet the usual ones. */
+ * average. Neither is in memory of fp8_comm_alloc, which NCCL sums by kernels of its own that are
+ * not right: FP8_ERR_ARGUMENT. */
 typedef struct fp8_reduce_part {
     const void *send; /* ranks * count elements */
     void *recv; /* count elements; apart from send, or in place: send + rank * count. All other

@@ -8,9 +8,10 @@
  *     slots    whole weights: the operand of each layer of a group, laid out so that the rows of
  *              all ranks arrive in place; the transposed copy is made behind them where backward
  *              wants it
- *     grads    two whole gradients, which are reduced while the next is computed
- *     amaxes   one number a layer, or one a column of its weight; those of shards with a scale of their own
- *              stay here
+ *     grads    two whole gradients, which are reduced while the next is computed (beside the pool
+ *              where NCCL sums them: it does not in registered memory)
+ *     amaxes   one number a layer, or one a column of its weight; those of shards with a scale of
+ *              their own stay here
  * and a stream on which every collective of the model runs, so that all ranks run them in one order.
  */
 #include "runtime/model.h"
@@ -270,7 +271,7 @@ static size_t lay_out_amaxes(fp8_model *model, float *at)
     return align((model->amax_count + own) * sizeof(float));
 }
 
-/* Places in the pool, as offsets from `base`; sets bytes. */
+/* Places in the pool, as offsets from `base`, and of gradients beside it; sets bytes. */
 static void lay_out(fp8_model *model, uint8_t *base)
 {
     uint8_t *at = base;
@@ -290,14 +291,17 @@ static void lay_out(fp8_model *model, uint8_t *base)
         at += model->keep ? model->groups[i].bytes : slot;
     }
     model->bytes.slots = (size_t)(at - base) - model->bytes.shards;
-    size_t grad = grad_bytes(model);
-    for (int i = 0; i < FP8_MODEL_GRADS; i++, at += grad)
-        model->grads[i].memory = at;
-    for (int i = 0; i < FP8_MODEL_GRADS && model->exchanges; i++, at += grad)
-        model->grads[i].arrivals = at;
+    const size_t grad = grad_bytes(model);
+    uint8_t *grads = model->is_apart ? model->apart : at;
+    for (int i = 0; i < FP8_MODEL_GRADS; i++, grads += grad)
+        model->grads[i].memory = grads;
+    for (int i = 0; i < FP8_MODEL_GRADS && model->exchanges; i++, grads += grad)
+        model->grads[i].arrivals = grads;
     model->bytes.grads = FP8_MODEL_GRADS * (model->exchanges ? 2u : 1u) * grad;
+    at = model->is_apart ? at : grads;
     at += lay_out_amaxes(model, (float *)(void *)at);
-    model->bytes.pool = (size_t)(at - base);
+    model->pool_bytes = (size_t)(at - base);
+    model->bytes.pool = model->pool_bytes + (model->is_apart ? model->bytes.grads : 0);
     model->bytes.size = sizeof model->bytes;
 }
 
@@ -350,6 +354,7 @@ static fp8_status plan_model(const fp8_model_options *options, fp8_model **model
     made->prefetch = !options->no_prefetch;
     made->comm_sms = options->comm_sms;
     made->exchanges = exchanges(options);
+    made->is_apart = made->ranks > 1 && !made->exchanges;
     made->weight_count = options->layer_count;
     for (int i = 0; i < made->weight_count; i++) {
         fp8_status status = describe_weight(made, &options->layers[i], &made->weights[i]);
@@ -435,9 +440,11 @@ static fp8_status make_stream(fp8_model *model, fp8_stream *made)
                                   : fp8_fail_cuda(driver, result, "model_create: its stream");
 }
 
-static fp8_status make_streams(fp8_model *model)
+static fp8_status make_parts(fp8_model *model)
 {
     bool pushed;
+    if (model->is_apart)
+        FP8_TRY(fp8_memory_alloc(model->context, model->bytes.grads, &model->apart));
     FP8_TRY(make_stream(model, &model->stream));
     if (model->exchanges)
         FP8_TRY(make_stream(model, &model->sums));
@@ -448,13 +455,13 @@ static fp8_status make_streams(fp8_model *model)
 }
 
 /* All ranks or none: a rank that was alone in failing would be waited for in the first collective. */
-static fp8_status make_streams_alike(fp8_model *model)
+static fp8_status make_parts_alike(fp8_model *model)
 {
     struct fp8_vote vote;
     if (!model->comm)
-        return make_streams(model);
+        return make_parts(model);
     FP8_TRY(fp8_vote_open(model->comm, &vote));
-    fp8_status status = fp8_vote_same(&vote, make_streams(model), "model_create");
+    fp8_status status = fp8_vote_same(&vote, make_parts(model), "model_create");
     fp8_vote_close(&vote);
     return status;
 }
@@ -463,12 +470,11 @@ static fp8_status make_memory(fp8_model *model, fp8_model_reduce by)
 {
     void *pool = NULL;
     if (model->comm)
-        FP8_TRY(fp8_comm_alloc(model->comm, model->bytes.pool, &pool));
+        FP8_TRY(fp8_comm_alloc(model->comm, model->pool_bytes, &pool));
     else
-        FP8_TRY(fp8_memory_alloc(model->context, model->bytes.pool, &pool));
+        FP8_TRY(fp8_memory_alloc(model->context, model->pool_bytes, &pool));
     model->pool = pool;
-    model->in_window = model->comm && atomic_load(&model->comm->is_copy_engine);
-    if (by == FP8_REDUCE_AUTO && !model->in_window)
+    if (by == FP8_REDUCE_AUTO && model->comm && !atomic_load(&model->comm->is_copy_engine))
         model->exchanges = false; /* there are no windows after all, on any rank */
     for (int i = 0; i < model->slot_count; i++)
         model->slots[i].group = -1;
@@ -486,7 +492,7 @@ fp8_status fp8_model_create(const fp8_model_options *options, fp8_model **model)
     if (status == FP8_OK && made->comm)
         status = fp8_model_agree(made, options);
     if (status == FP8_OK)
-        status = make_streams_alike(made);
+        status = make_parts_alike(made);
     if (status == FP8_OK)
         status = make_memory(made, options->reduce_by);
     if (status != FP8_OK) {
@@ -516,6 +522,7 @@ void fp8_model_destroy(fp8_model *model)
         fp8_comm_free(model->comm, model->pool);
     else
         fp8_memory_free(model->context, model->pool);
+    fp8_memory_free(model->context, model->apart);
     fp8_stream_destroy(model->context, model->stream);
     fp8_stream_destroy(model->context, model->sums);
     release_memory(model);

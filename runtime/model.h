@@ -87,7 +87,7 @@ struct fp8_model {
     int32_t rank, ranks;
     bool keep, average, prefetch, transposed_shards;
     bool exchanges;   /* gradients go through all_to_all and a sum, not reduce_scatter */
-    bool in_window;   /* the pool is registered, on all ranks */
+    bool is_apart;    /* gradients lie beside the pool: sums by NCCL are not in registered memory */
     int32_t comm_sms; /* that dgrad leaves to a reduce-scatter */
     int weight_count, group_count, slot_count;
     int ahead; /* groups that a pass gathers before they are needed */
@@ -99,6 +99,8 @@ struct fp8_model {
     size_t dbias_offset; /* in a grad */
     fp8_model_bytes bytes;
     uint8_t *pool;
+    size_t pool_bytes;
+    void *apart;
     float *amaxes;
     size_t amax_count;
     fp8_stream stream; /* of the collectives */

@@ -331,13 +331,11 @@ static fp8_status bring_together(struct backward *b, const struct reduction *r)
                        b->passes->call.stream);
 }
 
-/* Whether a sum of `share` elements can go straight into the caller's shard. Not from a registered
- * pool: NCCL has other kernels where both memories are registered, and ranks whose shards are cut
- * short would run one, the others the other, which never meet. */
+/* Whether a sum of `share` elements can go straight into the caller's shard. */
 static bool is_exact(const struct backward *b, const struct reduction *r, size_t share)
 {
     const fp8_tensor *shard = r->shard;
-    return !b->model->in_window && !b->args->accumulate && shard->dtype == r->whole.dtype &&
+    return !b->args->accumulate && shard->dtype == r->whole.dtype &&
            (shard->rows <= 1 || shard->ld == shard->cols) &&
            (size_t)(shard->rows * shard->cols) == share;
 }

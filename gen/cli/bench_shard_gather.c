@@ -152,12 +152,18 @@ static int run_sum(void *user)
     return status ? failed(g, status, "reducing") : CLI_DONE;
 }
 
+/* In memory that is not registered, as sums want it: of the communicator without copy engines. */
+static int open_sum(struct sum *s, struct shard_bench_rank *r, size_t bytes)
+{
+    return open_gather(&s->memory, r, r->kernels, bytes);
+}
+
 static int measure_sum(struct shard_bench_rank *r, size_t bytes, fp8_dtype dtype)
 {
     struct sum sum = { .dtype = dtype };
     struct bench_shape shape = { 0 };
     char name[32], pass[48];
-    int code = open_gather(&sum.memory, r, r->comm, bytes);
+    int code = open_sum(&sum, r, bytes);
     struct shard_bench_item item = { run_sum, &sum, 0 };
     if (!code)
         code = shard_bench_measure(r, &item, 1, bytes < (64u << 20) ? 40 : 10);
@@ -202,7 +208,7 @@ static int measure_exchange(struct shard_bench_rank *r, size_t bytes)
     char pass[48];
     int code = open_bytes(&both, r, r->comm, bytes, 2);
     if (!code)
-        code = open_gather(&sum.memory, r, r->comm, bytes);
+        code = open_sum(&sum, r, bytes);
     struct shard_bench_item items[] = { { run_exchange, &both, 0 }, { run_sum, &sum, 0 } };
     if (!code)
         code = shard_bench_measure(r, items, 2, bytes < (64u << 20) ? 40 : 10);

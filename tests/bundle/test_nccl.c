@@ -113,6 +113,15 @@ static int window(struct process *p)
     CHECK(fp8_comm_all_gather(p->comm, &part, 1, "w", NULL) == FP8_OK);
     for (int i = 0; i < p->ranks; i++)
         CHECK(bytes[i * 100 + 99] == i);
+    float own[8] = { 0 };
+    const fp8_reduce_part sums[] = { { memory, own, 4, FP8_DTYPE_FP32, 0 },
+                                     { own, bytes + 9996, 1, FP8_DTYPE_FP32, 0 } };
+    for (int i = 0; i < 2; i++) {
+        fp8_status status = fp8_comm_reduce_scatter(p->comm, &sums[i], 1, "dw", NULL);
+        CHECK(status == (engine ? FP8_ERR_ARGUMENT : FP8_OK));
+        CHECK(!engine ||
+              process_says("reduce_scatter of dw: part 0 is in memory of fp8_comm_alloc"));
+    }
     fp8_comm_free(p->comm, memory);
     process_leave(p);
     CHECK(fake_nccl()->live == 0 && bundle_fake_cuda()->live == 0);

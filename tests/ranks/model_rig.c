@@ -578,16 +578,6 @@ static int count_gathers(struct run *run)
     return gathers;
 }
 
-/* Managed memory, which the reference fills here, does not move while a kernel of NCCL's spins on the GPU until
- * the other rank comes: sums by such kernels are waited for first. */
-static bool settle(struct run *run)
-{
-    if (run->c->reduce_by != FP8_REDUCE_COLLECTIVE)
-        return true;
-    return fp8_model_join(run->model, NULL) == FP8_OK &&
-           fp8_comm_wait(run->rank->comm, NULL) == FP8_OK;
-}
-
 static void one_step(struct run *run, int step)
 {
     struct rank *rank = run->rank;
@@ -604,8 +594,6 @@ static void one_step(struct run *run, int step)
             now_doing(rank, "backward", step, i);
             rank_check(rank, backward(run, i, batch, &d[batch][i]));
             struct reference r;
-            now_doing(rank, "the sums of backward", step, i);
-            rank_check(rank, settle(run));
             now_doing(rank, "backward's reference", step, i);
             rank_check(rank, run_reference(&run->side, run->c, step, i, rank->rank, rank->ranks,
                                            batch, &r));

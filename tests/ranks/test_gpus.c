@@ -1,10 +1,11 @@
 /*
  * test_gpus.c - weight parallel over the GPUs of one process, through NCCL: two of them, and up to eight.
  *
- * The model's steps are compared bit by bit with unsharded layers on the same GPU; sums over the ranks have one
- * value with two ranks, and with more lie within the roundings that an order may make. Then what only real devices show: gathers by copy engines and by NCCL's
- * kernels, contexts of two devices used in turn by one thread, and a rank that does not come.
- * Without two GPUs, or without NCCL, all is skipped with the reason; FP8_TEST_REQUIRE=gpu makes that fail.
+ * The model's steps are compared bit by bit with unsharded layers on the same GPU; sums over the
+ * ranks have one value with two ranks, and with more lie within the roundings that an order may
+ * make. Then what only real devices show: gathers by copy engines and by NCCL's kernels, contexts
+ * of two devices used in turn by one thread, and a rank that does not come. Without two GPUs, or
+ * without NCCL, all is skipped with the reason; FP8_TEST_REQUIRE=gpu makes that fail.
  */
 #include <pthread.h>
 #include <signal.h>
