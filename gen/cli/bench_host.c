@@ -3,6 +3,8 @@
  *
  * The clock stands around one call; nothing is synchronised inside, but after every few calls (outside
  * the clock) the stream is drained, so that a full launch queue never blocks the call that is measured.
+ * All calls take turns, in several rounds, so that what disturbs the machine for a while meets each of them
+ * a little and none of them for good; each round first makes some calls that do not count.
  * The baseline of fprop is a framework's bf16 linear in the same run, where there is one; of the other
  * passes with a GEMM, and else of fprop, one bf16 cublasLtMatmul with a fixed algorithm. The number of
  * launches says what the pass does in that time. With a spec, how long its model takes to start.
@@ -27,37 +29,65 @@ int bench_host_calls(const struct bench_shape *shape)
     return calls > CALLS_MOST ? CALLS_MOST : calls < CALLS_LEAST ? CALLS_LEAST : (int)calls;
 }
 
-static int time_calls(struct bench_layer *ours, int (*call)(void *user, int set), void *user,
-                      double *median)
+/* What is timed: one call, again and again. */
+struct timed {
+    int (*call)(void *user, int set);
+    void *user;
+    double *samples; /* seconds, of all rounds */
+    int count;
+};
+
+static int time_round(struct bench *bench, struct timed *timed, int calls)
 {
-    struct bench *bench = ours->bench;
-    int calls = bench_host_calls(ours->shape);
-    double *samples = calloc((size_t)calls, sizeof *samples);
-    int code = samples ? CLI_DONE : CLI_MACHINE;
-    if (code)
-        cli_error("out of memory");
-    for (int i = -calls / 10; !code && i < calls; i++) { /* the first tenth only warms */
+    int code = CLI_DONE;
+    for (int i = -calls / 8; !code && i < calls; i++) { /* the first ones only warm */
         if (i % CALLS_BEFORE_DRAIN == 0)
             code = cli_device_synchronize(&bench->device);
         double start = cli_seconds();
         if (!code)
-            code = call(user, (i + calls) % BENCH_SETS);
+            code = timed->call(timed->user, (i + calls) % BENCH_SETS);
         if (!code && i >= 0)
-            samples[i] = cli_seconds() - start;
+            timed->samples[timed->count++] = cli_seconds() - start;
     }
-    if (!code)
-        code = cli_device_synchronize(&bench->device);
-    if (!code)
-        *median = cli_median(samples, calls);
-    free(samples);
+    return code ? code : cli_device_synchronize(&bench->device);
+}
+
+/* All of the list in turn, round by round; free_timed in any case. */
+static int time_calls(struct bench_layer *ours, struct timed *list, int count)
+{
+    int rounds = (int)ours->bench->values->rounds, code = CLI_DONE;
+    int calls = bench_host_calls(ours->shape) / rounds;
+    if (calls < CALLS_BEFORE_DRAIN)
+        calls = CALLS_BEFORE_DRAIN;
+    for (int i = 0; i < count && !code; i++) {
+        list[i].samples = calloc((size_t)calls * (size_t)rounds, sizeof *list[i].samples);
+        if (!list[i].samples) {
+            cli_error("out of memory");
+            code = CLI_MACHINE;
+        }
+    }
+    for (int round = 0; round < rounds; round++) {
+        for (int i = 0; i < count && !code; i++)
+            code = time_round(ours->bench, &list[i], calls);
+    }
     return code;
 }
 
-/* Host seconds of one bf16 cublasLtMatmul of the layer's forward; negative if there is no algorithm. */
-static int time_baseline(struct bench_layer *ours, double *seconds)
+static void free_timed(struct timed *list, int count)
 {
-    struct baseline *baseline = NULL;
-    struct baseline_gemm *gemm = NULL;
+    for (int i = 0; i < count; i++)
+        free(list[i].samples);
+}
+
+static double median(const struct timed *timed)
+{
+    return cli_median(timed->samples, timed->count);
+}
+
+/* One bf16 cublasLtMatmul of the layer's forward; *gemm is NULL if there is no algorithm. */
+static int create_baseline(struct bench_layer *ours, struct baseline **baseline,
+                           struct baseline_gemm **gemm)
+{
     const struct bench_shape *s = ours->shape;
     struct baseline_gemm_shape shape = { .rows = s->m, .cols = s->n, .depth = s->k };
     shape.a = (struct baseline_matrix){ .dtype = FP8_DTYPE_BF16, .ld = s->k };
@@ -68,15 +98,8 @@ static int time_baseline(struct bench_layer *ours, double *seconds)
         shape.b.data[set] = ours->w.set[set].device;
         shape.out.data[set] = ours->y.set[set].device;
     }
-    *seconds = -1;
-    int code = baseline_create(ours->bench, &baseline);
-    if (!code)
-        code = baseline_gemm_create(baseline, &shape, &gemm);
-    if (!code && gemm)
-        code = time_calls(ours, baseline_gemm_run, gemm, seconds);
-    baseline_gemm_destroy(gemm);
-    baseline_destroy(baseline);
-    return code;
+    int code = baseline_create(ours->bench, baseline);
+    return code ? code : baseline_gemm_create(*baseline, &shape, gemm);
 }
 
 /* A time to compare with, in microseconds; negative: there is none. */
@@ -118,14 +141,24 @@ static void print_cublaslt(const struct bench_layer *ours, struct compared cubla
         bench_result_print(ours->bench, &row);
 }
 
-static int measure_pass(struct bench_layer *ours, fp8_pass pass, int (*call)(void *user, int set),
-                        struct compared with)
+enum { PASSES = 5 };
+
+static const struct {
+    fp8_pass pass;
+    int (*run)(void *user, int set);
+    bool gemm;
+} passes[PASSES] = {
+    { FP8_PASS_WEIGHT, bench_run_weight, false },
+    { FP8_PASS_FPROP, bench_run_fprop, true },
+    { FP8_PASS_QUANTIZE_DY, bench_run_quantize_dy, false },
+    { FP8_PASS_WGRAD, bench_run_wgrad, true },
+    { FP8_PASS_DGRAD, bench_run_dgrad, true },
+};
+
+static int report_pass(struct bench_layer *ours, int index, double seconds, struct compared with)
 {
     fp8_dispatch dispatch = FP8_DISPATCH_INIT;
-    double seconds = 0;
-    int code = time_calls(ours, call, ours, &seconds);
-    if (code)
-        return code;
+    fp8_pass pass = passes[index].pass;
     fp8_status status = fp8_layer_dispatch(ours->layer, pass, ours->shape->m, &dispatch);
     if (status)
         return bench_fp8_failed(status, ours->shape, "dispatch");
@@ -133,31 +166,41 @@ static int measure_pass(struct bench_layer *ours, fp8_pass pass, int (*call)(voi
     return CLI_DONE;
 }
 
-static int measure_passes(struct bench_layer *ours, struct compared framework)
+/* list[PASSES]: cuBLASLt, without samples if it has no algorithm. */
+static int report(struct bench_layer *ours, struct timed *list, struct compared framework)
 {
-    static const struct {
-        fp8_pass pass;
-        int (*run)(void *user, int set);
-        bool gemm;
-    } passes[] = {
-        { FP8_PASS_WEIGHT, bench_run_weight, false },
-        { FP8_PASS_FPROP, bench_run_fprop, true },
-        { FP8_PASS_QUANTIZE_DY, bench_run_quantize_dy, false },
-        { FP8_PASS_WGRAD, bench_run_wgrad, true },
-        { FP8_PASS_DGRAD, bench_run_dgrad, true },
-    };
     const struct compared nothing = { -1, NULL };
-    double seconds = -1;
-    int code = time_baseline(ours, &seconds);
-    struct compared cublaslt = { seconds * 1e6, "one bf16 cublasLtMatmul" };
-    for (size_t i = 0; !code && i < sizeof passes / sizeof passes[0]; i++) {
+    struct compared cublaslt = { -1, "one bf16 cublasLtMatmul" };
+    int code = CLI_DONE;
+    if (list[PASSES].count > 0)
+        cublaslt.value = median(&list[PASSES]) * 1e6;
+    for (int i = 0; !code && i < PASSES; i++) {
         struct compared with = passes[i].gemm ? cublaslt : nothing;
         if (passes[i].pass == FP8_PASS_FPROP && framework.value >= 0)
             with = framework;
-        code = measure_pass(ours, passes[i].pass, passes[i].run, with);
+        code = report_pass(ours, i, median(&list[i]), with);
     }
     if (!code)
         print_cublaslt(ours, cublaslt, framework);
+    return code;
+}
+
+static int measure_passes(struct bench_layer *ours, struct compared framework)
+{
+    struct timed list[PASSES + 1] = { 0 };
+    struct baseline *baseline = NULL;
+    struct baseline_gemm *gemm = NULL;
+    for (int i = 0; i < PASSES; i++)
+        list[i] = (struct timed){ .call = passes[i].run, .user = ours };
+    int code = create_baseline(ours, &baseline, &gemm);
+    list[PASSES] = (struct timed){ .call = baseline_gemm_run, .user = gemm };
+    if (!code)
+        code = time_calls(ours, list, gemm ? PASSES + 1 : PASSES);
+    if (!code)
+        code = report(ours, list, framework);
+    free_timed(list, PASSES + 1);
+    baseline_gemm_destroy(gemm);
+    baseline_destroy(baseline);
     return code;
 }
 

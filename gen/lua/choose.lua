@@ -16,7 +16,8 @@ local M = {}
 
 local KEPT = 3 -- configurations of a kind of GEMM
 local WORTH = 0.03 -- of the time that another one must save on average
-local CLEARLY = 1.03 -- cuBLASLt comes first where a generated kernel takes that much longer
+local CLEARLY = 1.03 -- cuBLASLt comes first where a generated kernel takes that much longer ...
+local CALL = 5e-6 -- s, ... and by more than its call keeps the host longer than a launch does
 local USUAL = 8 -- weight of the range that holds the usual tokens, on 1 for another
 
 local range_ends = { 16, 64, 256, 1024, 4096 } -- of M, for one choice each
@@ -119,10 +120,16 @@ local function case_of(problem, weight)
     return case
 end
 
+-- How many times longer than cuBLASLt a generated kernel may take and still come first.
+local function patience(cublaslt) return math.max(CLEARLY, 1 + CALL / cublaslt) end
+
 -- Seconds with a set of configurations and cuBLASLt beside them, generated ones preferred.
 local function seconds_with(case, set)
     for i, name in ipairs(case.names) do
-        if set[name] then return math.min(case.seconds[i] / CLEARLY, case.cublaslt) end
+        if set[name] then
+            local ratio = case.weight == USUAL and patience(case.cublaslt) or CLEARLY
+            return math.min(case.seconds[i] / ratio, case.cublaslt)
+        end
     end
     return case.cublaslt
 end
@@ -224,7 +231,7 @@ local function predicted(gemm, range, set)
         return { cublaslt(gemm, lt) }
     elseif not item then
         return { cublaslt(gemm, lt, unserved(gemm)) }
-    elseif is_weighed(problem) and item.seconds > lt * CLEARLY then
+    elseif is_weighed(problem) and item.seconds > lt * patience(lt) then
         return { cublaslt(gemm, lt, ("predicted %s TFLOP/s at M %d, generated %s %s"):format(
             lt_figure, tokens, item.configuration.name, figure(problem, item.seconds))) }
     end

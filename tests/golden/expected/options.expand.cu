@@ -73,7 +73,7 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8
+//   kernel:     gemm_e4m3_e4m3_fp32_co128x128c1s5p2o4g8
 //   used by:    up
 //   parameters: a_format = "e4m3"
 //               a_row_scaled = false
@@ -82,11 +82,11 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 //               b_row_scaled = false
 //               b_tile_scaled = false
 //               bm = 128
-//               bn = 64
+//               bn = 128
 //               cluster = 1
 //               consumer_registers = 232
 //               consumers = 2
-//               entry = "fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8"
+//               entry = "fp8_gemm_e4m3_e4m3_fp32_co128x128c1s5p2o4g8"
 //               flow = "stream"
 //               group = 8
 //               partials = 2
@@ -94,19 +94,19 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 //               producer_registers = 40
 //               run = 1
 //               scheduler = "static"
-//               slabs = 2
+//               slabs = 4
 //               slices = 1
-//               stages = 8
+//               stages = 5
 //               swapped = false
 //               target = "fp32"
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr int bm = 128, bn = 128, stages = 5, cluster = 1, group = 8;
 constexpr bool pingpong = false, add = false;
 #line 5 "gemm_sm90.cu"
 constexpr int partials = 2;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_co128x128c1s5p2o4g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 
@@ -611,7 +611,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x128c1s5p2o4g8(fp32 
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e5m2_e4m3_bf16_co192x128c1s4p1w3g8
+//   kernel:     gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8
 //   used by:    down
 //   parameters: a_format = "e5m2"
 //               a_row_scaled = false
@@ -619,33 +619,33 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x128c1s5p2o4g8(fp32 
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               b_tile_scaled = false
-//               bm = 192
-//               bn = 128
+//               bm = 128
+//               bn = 64
 //               cluster = 1
-//               consumer_registers = 160
-//               consumers = 3
-//               entry = "fp8_gemm_e5m2_e4m3_bf16_co192x128c1s4p1w3g8"
+//               consumer_registers = 232
+//               consumers = 2
+//               entry = "fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8"
 //               flow = "stream"
 //               group = 8
-//               partials = 1
+//               partials = 2
 //               pingpong = false
-//               producer_registers = 32
+//               producer_registers = 40
 //               run = 1
 //               scheduler = "static"
 //               slabs = 2
 //               slices = 1
-//               stages = 4
+//               stages = 8
 //               swapped = false
 //               target = "bf16"
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 192, bn = 128, stages = 4, cluster = 1, group = 8;
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
 constexpr bool pingpong = false, add = false;
 #line 5 "gemm_sm90.cu"
-constexpr int partials = 1;
+constexpr int partials = 2;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co192x128c1s4p1w3g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
-    registers<32, 160>();
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
+    registers<40, 232>();
 }
 
 // Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.

@@ -305,6 +305,45 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
     finish();
 }
 
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model plain>
+//   kernel:     gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8
+//   used by:    odd
+//   parameters: a_format = "e5m2"
+//               a_row_scaled = false
+//               add = false
+//               b_format = "e4m3"
+//               b_row_scaled = false
+//               b_tile_scaled = false
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               consumers = 2
+//               entry = "fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               run = 1
+//               scheduler = "static"
+//               slabs = 2
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "bf16"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = false;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
 // Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model plain>
 //   kernel:     cast_bf16_e4m3

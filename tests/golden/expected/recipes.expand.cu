@@ -208,6 +208,160 @@ using source_t = bf16;
 constexpr bool power_of_two = true;
 extern "C" __global__ void fp8_cast_bf16_pow2_margin1(const source_t *source) {}
 
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model recipes>
+//   kernel:     gemm_e4m3_e4m3_bf16_pp64x64c1s12g8
+//   used by:    delayed
+//   parameters: a_format = "e4m3"
+//               a_row_scaled = false
+//               add = false
+//               b_format = "e4m3"
+//               b_row_scaled = false
+//               b_tile_scaled = false
+//               bm = 64
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               consumers = 2
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 0
+//               pingpong = true
+//               producer_registers = 40
+//               run = 1
+//               scheduler = "static"
+//               slabs = 2
+//               slices = 1
+//               stages = 12
+//               swapped = false
+//               target = "bf16"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
+constexpr bool pingpong = true, add = false;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model recipes>
+//   kernel:     gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8
+//   used by:    delayed
+//   parameters: a_format = "e4m3"
+//               a_row_scaled = false
+//               add = false
+//               b_format = "e4m3"
+//               b_row_scaled = false
+//               b_tile_scaled = false
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               consumers = 2
+//               entry = "fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               run = 1
+//               scheduler = "static"
+//               slabs = 2
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "fp32"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = false;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model recipes>
+//   kernel:     gemm_e4m3_e4m3_fp32_add_co128x64c1s8p2g8
+//   used by:    delayed
+//   parameters: a_format = "e4m3"
+//               a_row_scaled = false
+//               add = true
+//               b_format = "e4m3"
+//               b_row_scaled = false
+//               b_tile_scaled = false
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               consumers = 2
+//               entry = "fp8_gemm_e4m3_e4m3_fp32_add_co128x64c1s8p2g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               run = 1
+//               scheduler = "static"
+//               slabs = 2
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "fp32"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = true;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_add_co128x64c1s8p2g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model recipes>
+//   kernel:     gemm_e4m3_e4m3_bf16_co128x64c1s8p2g8
+//   used by:    delayed
+//   parameters: a_format = "e4m3"
+//               a_row_scaled = false
+//               add = false
+//               b_format = "e4m3"
+//               b_row_scaled = false
+//               b_tile_scaled = false
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               consumers = 2
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_co128x64c1s8p2g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               run = 1
+//               scheduler = "static"
+//               slabs = 2
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "bf16"
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = false;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     dequantize_e4m3_tensor
