@@ -388,8 +388,9 @@ enum {
  * carries `version` afterwards, whatever the word: it names the update's place in the graph, the
  * same in every replay, so that saved and weight of one graph agree. What the bytes hold is then
  * the caller's affair: the word is not 0 in the first run, nor in the first after something else
- * used the operand's memory. A later call without refresh brings another version, else it takes the
- * operand for current.
+ * used the operand's memory. A later call without refresh brings another version, else it takes
+ * the operand for current. Without refresh a captured call counts as done, though its work comes
+ * with the launch: after a capture that is dropped, clear the operand.
  * FP8_ERR_UNSUPPORTED: refresh with a bundle whose weight steps do not take it. */
 typedef struct fp8_weight_args {
     uint32_t size;

@@ -152,49 +152,55 @@ static fp8_status compare(const fp8_model *model, const struct fields *fields, c
     return FP8_OK;
 }
 
-static fp8_status agree_on_hash(const fp8_model *model, const char *what, uint64_t hash)
+static fp8_status agree_on_head(const fp8_model *model, const fp8_model_options *options,
+                                const char *more)
 {
-    char text[VALUE];
-    snprintf(text, sizeof text, "hash %016" PRIx64, hash);
-    return fp8_comm_agree(model->comm, what, text);
+    char text[192];
+    snprintf(text, sizeof text, "spec %.64s, %d layers%s", options->hash ? options->hash : "(none)",
+             model->weight_count, more);
+    return fp8_comm_agree(model->comm, "spec and layers", text);
 }
 
-/* Which field it is; `otherwise` if the communicator is no longer well. */
+static fp8_status agree_on_layer(const fp8_model *model, int i)
+{
+    struct fields fields;
+    char text[VALUE], of[FP8_MODEL_NAME + 24];
+    list_layer(model, i, &fields);
+    snprintf(text, sizeof text, "hash %016" PRIx64, hash_of(&fields));
+    if (fp8_comm_agree(model->comm, "a layer", text) == FP8_OK)
+        return FP8_OK;
+    /* the names first: what is compared next is called by them */
+    snprintf(of, sizeof of, "name of layer %d", i);
+    FP8_TRY(fp8_comm_agree(model->comm, of, model->weights[i].name));
+    snprintf(of, sizeof of, "layer %d ('%s')", i, model->weights[i].name);
+    return compare(model, &fields, of);
+}
+
+/* Which field it is; `otherwise` if none is found. */
 static fp8_status find_difference(const fp8_model *model, const fp8_model_options *options,
                                   fp8_status otherwise)
 {
     struct fields fields;
-    char of[FP8_MODEL_NAME + 24];
     FP8_TRY(fp8_comm_poll(model->comm));
+    FP8_TRY(agree_on_head(model, options, ""));
     list_options(model, options, &fields);
     FP8_TRY(compare(model, &fields, "the model"));
-    for (int i = 0; i < model->weight_count; i++) {
-        list_layer(model, i, &fields);
-        if (agree_on_hash(model, "a layer", hash_of(&fields)) == FP8_OK)
-            continue;
-        /* the names first: what is compared next is called by them */
-        snprintf(of, sizeof of, "name of layer %d", i);
-        FP8_TRY(fp8_comm_agree(model->comm, of, model->weights[i].name));
-        snprintf(of, sizeof of, "layer %d ('%s')", i, model->weights[i].name);
-        FP8_TRY(compare(model, &fields, of));
-    }
+    for (int i = 0; i < model->weight_count; i++)
+        FP8_TRY(agree_on_layer(model, i));
     return otherwise;
 }
 
 fp8_status fp8_model_agree(const fp8_model *model, const fp8_model_options *options)
 {
     struct fields fields;
-    char text[128];
-    uint64_t hash;
-    snprintf(text, sizeof text, "spec %.64s, %d layers", options->hash ? options->hash : "(none)",
-             model->weight_count);
-    FP8_TRY(fp8_comm_agree(model->comm, "spec and layers", text));
+    char text[VALUE];
     list_options(model, options, &fields);
-    hash = hash_of(&fields);
+    uint64_t hash = hash_of(&fields);
     for (int i = 0; i < model->weight_count; i++) {
         list_layer(model, i, &fields);
         mix(&hash, &fields);
     }
-    fp8_status status = agree_on_hash(model, "their layers and options", hash);
+    snprintf(text, sizeof text, ", hash %016" PRIx64, hash);
+    fp8_status status = agree_on_head(model, options, text);
     return status == FP8_OK ? FP8_OK : find_difference(model, options, status);
 }
