@@ -10,8 +10,8 @@
  *              wants it
  *     grads    two whole gradients, which are reduced while the next is computed (beside the pool
  *              where NCCL sums them: it does not in registered memory)
- *     amaxes   one number a layer, or one a column of its weight; those of shards with a scale of
- *              their own stay here
+ *     amaxes   one number a layer, or one a column of its weight; those on which ranks do not agree
+ *              (scales of tiles or of shards, weights of hooks) come last and stay here
  * and a stream on which every collective of the model runs, so that all ranks run them in one order.
  */
 #include "runtime/model.h"
@@ -249,26 +249,28 @@ static size_t grad_bytes(fp8_model *model)
     return model->dbias_offset + align(dbias);
 }
 
-/* Those that the ranks agree on come first; behind them one for each shard with a scale of its own. Returns
- * bytes. */
+/* Whether the ranks agree on amaxes of it: not where no scale crosses a cut, and not of a hook's weight. */
+static bool is_agreed_on(const struct fp8_model_weight *weight)
+{
+    return !weight->is_hooked && !weight->shard.is_tile && !weight->shard.own_scale;
+}
+
+/* Amaxes that the ranks agree on come first, behind them one for each other weight. Returns bytes. */
 static size_t lay_out_amaxes(fp8_model *model, float *at)
 {
-    size_t own = 0;
     model->amaxes = at;
-    model->amax_count = 0;
-    for (int i = 0; i < model->weight_count; i++) {
-        struct fp8_model_weight *weight = &model->weights[i];
-        weight->amax = model->amaxes + model->amax_count;
-        if (weight->shard.own_scale)
-            own++;
-        else
-            model->amax_count += weight->is_hooked ? 1 : (size_t)weight->shard.amaxes;
+    for (int agreed = 1; agreed >= 0; agreed--) {
+        for (int i = 0; i < model->weight_count; i++) {
+            struct fp8_model_weight *weight = &model->weights[i];
+            if (is_agreed_on(weight) != (agreed == 1))
+                continue;
+            weight->amax = at;
+            at += agreed ? weight->shard.amaxes : 1;
+        }
+        if (agreed)
+            model->amax_count = (size_t)(at - model->amaxes);
     }
-    for (int i = 0, j = 0; i < model->weight_count; i++) {
-        if (model->weights[i].shard.own_scale)
-            model->weights[i].amax = model->amaxes + model->amax_count + j++;
-    }
-    return align((model->amax_count + own) * sizeof(float));
+    return align((size_t)(at - model->amaxes) * sizeof(float));
 }
 
 /* Places in the pool, as offsets from `base`, and of gradients beside it; sets bytes. */

@@ -227,6 +227,7 @@ function M.step(layers, ranks, options)
     end
     local agreed = M.collective("all_reduce_max", 4.0 * amaxes, ranks)
     if not agreed then return nil end
+    if amaxes == 0 then agreed = 0.0 end
     local gathers = gathers_of(layers)
     local play = { layers = layers, gathers = gathers, network = new_network(ranks),
         slots = new_slots(options.keep and #gathers or 2), collective = options.collective }

@@ -10,11 +10,12 @@
 
 static struct fake_lt *lt;
 
-static json_t *manifest_of(const char *fields)
+static json_t *manifest_over(int ranks, const char *fields)
 {
     char spec[2048];
     snprintf(spec, sizeof spec,
-             "return model \"scaled\" { tokens = 300, max_tokens = 400, layers = {\n"
+             "return model \"scaled\" { tokens = 300, max_tokens = 400, mesh = { fsdp = %d }, "
+             "layers = {\n"
              "linear \"odd\" { out_features = 37, in_features = 50, bias = true, %s },\n"
              "linear \"even\" { out_features = 136, in_features = 272, %s },\n"
              "linear \"half\" { out_features = 264, in_features = 40, grad_weight = \"bf16\",\n"
@@ -22,8 +23,13 @@ static json_t *manifest_of(const char *fields)
              "linear \"thin\" { out_features = 1, in_features = 80, bias = true, %s },\n"
              "linear \"fp16\" { out_features = 48, in_features = 56, grad_weight = \"fp16\",\n"
              "  output = \"fp16\", grad_input = \"fp16\", bias = true, %s } } }\n",
-             fields, fields, fields, fields, fields);
+             ranks, fields, fields, fields, fields, fields);
     return bundle_manifest_of(spec, "cublaslt");
+}
+
+static json_t *manifest_of(const char *fields)
+{
+    return manifest_over(1, fields);
 }
 
 static void run_all(const char *fields)
@@ -65,6 +71,41 @@ static void one_scale_beside_scales_by_row(void **state)
     run_all("recipe = recipe.rowwise_hp_wgrad { power_of_two = true }");
     assert_true(lt->unscaled > 0 && lt->of_bf16 > 0);
     assert_int_equal(lt->unscaled + lt->of_bf16, lt->products);
+}
+
+static const char by_shard[] = "recipe = recipe.current { weight_scale = \"shard\" }";
+
+/* y by the library without scales, which the store applies, x's one and those of w's rows; dx by the generated
+ * kernel, dw by the library with its own. */
+static void scales_by_shard(void **state)
+{
+    (void)state;
+    static const char *const layers[] = { "odd", "even", "half" };
+    count_anew();
+    for (int i = 0; i < 3; i++)
+        cuda_run_shapes(manifest_over(2, by_shard), layers[i]);
+    assert_true(lt->unscaled > 0 && lt->unscaled < lt->products);
+    assert_int_equal(lt->by_block, 0);
+}
+
+/* Without a generated kernel for the GPU there is nothing that multiplies such a w in dgrad. */
+static void scales_by_shard_need_a_generated_kernel(void **state)
+{
+    (void)state;
+    fp8_bundle *bundle;
+    fp8_layer *layer = NULL;
+    json_t *manifest = manifest_over(2, by_shard), *range;
+    size_t index;
+    json_array_foreach(bundle_at(manifest, "layers.1.passes.dgrad.0.dispatch"), index, range)
+        json_array_remove(json_object_get(range, "choices"), 0);
+    char *folder = cuda_bundle(manifest);
+    fp8_context *context = bundle_context(0);
+    EXPECT_OK(fp8_bundle_open(context, folder, &bundle));
+    EXPECT_REFUSED(FP8_ERR_CUBLASLT, "weight_scale = \"tensor\"",
+                   fp8_layer_create(bundle, "even", &layer));
+    fp8_bundle_close(bundle);
+    fp8_context_destroy(context);
+    bundle_remove(folder);
 }
 
 static void products_of_bf16(void **state)
@@ -130,6 +171,8 @@ int main(void)
         cmocka_unit_test(scales_by_row),
         cmocka_unit_test(scales_by_block),
         cmocka_unit_test(one_scale_beside_scales_by_row),
+        cmocka_unit_test(scales_by_shard),
+        cmocka_unit_test(scales_by_shard_need_a_generated_kernel),
         cmocka_unit_test(products_of_bf16),
         cmocka_unit_test(small_stages_move_the_scales),
         cmocka_unit_test(an_older_library_has_no_blocks),

@@ -2,9 +2,12 @@
  * test_model.c - weight parallel against unsharded layers, on the host, for every way to run a model.
  */
 #include <malloc.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "runtime/comm.h"
 #include "tests/ranks/graph_rig.h"
 #include "tests/ranks/model_rig.h"
 
@@ -235,6 +238,70 @@ static void test_scales_by_shard(void **state)
     }
 }
 
+/* Whether an update reduces amaxes over the ranks: of a bundle with one layer of one size. */
+struct agreement {
+    const char *bundle;
+    bool wanted;
+};
+
+static void agreement_body(struct rank *rank)
+{
+    const struct agreement *a = rank->user;
+    static const uint16_t w[130 * 64];
+    fp8_bundle *own = NULL;
+    fp8_layer *layer = NULL;
+    fp8_model *model = NULL;
+    int64_t first, count;
+    fp8_model_layer listed = FP8_MODEL_LAYER_INIT;
+    fp8_model_options options = FP8_MODEL_OPTIONS_INIT;
+    fp8_model_update_args update = FP8_MODEL_UPDATE_ARGS_INIT;
+    rank_check(rank, fp8_bundle_open(rank->context, a->bundle, &own) == FP8_OK);
+    rank_check(rank, fp8_layer_create(own, "a", &layer) == FP8_OK);
+    listed.layer = layer;
+    options.layers = &listed;
+    options.layer_count = 1;
+    options.context = rank->context;
+    options.comm = rank->comm;
+    rank_check(rank, fp8_model_create(&options, &model) == FP8_OK);
+    rank_check(rank, fp8_model_rows(model, 0, &first, &count) == FP8_OK);
+    const fp8_tensor rows = { (void *)(uintptr_t)w, count, 64, 64, FP8_DTYPE_BF16, 0 };
+    update.w = &rows;
+    update.version = 1;
+    rank_check(rank, fp8_layer_bytes(layer, 0, FP8_BYTES_WORKSPACE, &update.call.workspace_bytes) ==
+                         FP8_OK);
+    rank_check(rank, fp8_memory_alloc(rank->context, update.call.workspace_bytes,
+                                      &update.call.workspace) == FP8_OK);
+    rank_check(rank, fp8_model_update(model, &update) == FP8_OK);
+    rank_check(rank, (strstr(rank->comm->label, "amax of w") != NULL) == a->wanted);
+    fp8_memory_free(rank->context, update.call.workspace);
+    fp8_model_destroy(model);
+    fp8_layer_destroy(layer);
+    fp8_bundle_close(own);
+}
+
+static void test_what_ranks_agree_on(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *recipe;
+        bool wanted;
+    } recipes[] = { { "current {}", true },
+                    { "current { weight_scale = \"shard\" }", false },
+                    { "rowwise {}", true },
+                    { "block {}", false } };
+    for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++) {
+        char path[256], text[512];
+        snprintf(text, sizeof text,
+                 "return model \"one\" { tokens = 16, mesh = { fsdp = 2 }, recipe = recipe.%s,\n"
+                 "layers = { linear \"a\" { in_features = 64, out_features = 130 } } }\n",
+                 recipes[i].recipe);
+        ranks_bundle(text, "none", path);
+        struct agreement a = { path, recipes[i].wanted };
+        ranks_run(2, 60, agreement_body, &a);
+        ranks_bundle_drop(path);
+    }
+}
+
 static void test_hooks(void **state)
 {
     (void)state;
@@ -270,6 +337,7 @@ int main(void)
         cmocka_unit_test(test_callers_accumulators),
         cmocka_unit_test(test_scales_by_row),
         cmocka_unit_test(test_scales_by_shard),
+        cmocka_unit_test(test_what_ranks_agree_on),
         cmocka_unit_test(test_hooks),
         cmocka_unit_test(test_hooked_recipes),
         cmocka_unit_test(test_repeated_steps),
