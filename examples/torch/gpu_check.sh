@@ -6,7 +6,8 @@
 # train: 1,000 steps of train_llama.py in every recipe and in bf16, of each of SEEDS. Needs the
 # built libraries (FP8GEN_LIBRARY_DIR, or build/lib) and a python with PyTorch (PYTHON, else
 # python3). Every step has its own time limit, and the next ones run whatever happened. OUT
-# (default: build/torch-check) gets torch.jsonl, the logs, curves. Exit code: the number of steps that failed.
+# (default: build/torch-check) gets torch.jsonl, the logs, curves. Exit code: the number of steps
+# that failed.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -80,8 +81,9 @@ if [[ $wanted == *" bench "* ]]; then
 fi
 if [[ $wanted == *" train "* ]]; then
     run=("$python" "$here/train_llama.py" --steps 1000 --every 100 --tokens 8192 --held-out 64)
+    run+=(--graph)
     recipes="current delayed rowwise rowwise_hp_wgrad block"
-    seeds=${SEEDS:-1 2}
+    seeds=${SEEDS:-1 2 3}
     # At once, spread over the GPUs: what counts is the losses.
     IFS=, read -ra cards <<<"${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((gpus - 1)))}"
     turn=0

@@ -120,12 +120,16 @@ class Zero3:
         self.master = [nn.Parameter(s.detach().float()) for s in self.shards]
         for master, shard in zip(self.master, self.shards):
             master.grad = shard.main_grad
-        matrices, others = ([m for m in self.master if (m.dim() == 2) is two] for two in (True, False))
+        matrices = [m for m in self.master if m.dim() == 2]
+        others = [m for m in self.master if m.dim() != 2]
         self.lr = torch.zeros((), device=self.device)
         self.optimizer = torch.optim.AdamW(
             [{"params": matrices}, {"params": others, "weight_decay": 0.0}],
-            lr=self.lr, betas=betas, weight_decay=decay,
-            fused=True, capturable=self.device.type == "cuda"
+            lr=self.lr,
+            betas=betas,
+            weight_decay=decay,
+            fused=True,
+            capturable=self.device.type == "cuda",
         )
 
     @torch.no_grad()
@@ -137,7 +141,7 @@ class Zero3:
             square = norm.square()
             dist.all_reduce(square)
             norm = square.sqrt()
-            advance_scales(dist.group.WORLD)  # of recipe "delayed"; on one rank the optimizer does it
+            advance_scales(dist.group.WORLD)  # of "delayed"; on one rank the optimizer does it
         nn.utils.clip_grads_with_norm_(self.master, clip, norm)
         self.optimizer.step()
         torch._foreach_copy_(self.shards, self.master)

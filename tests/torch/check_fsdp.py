@@ -167,7 +167,7 @@ def recipes(rank, world, mesh):
         assert net.weight.grad is not None
         precompute_scales(net)
         net(x)
-    for name, wanted in (("rowwise", "needs other bytes in backward"), ("block", "multiple of 128")):
+    for name, wanted in (("rowwise", "other bytes in backward"), ("block", "multiple of 128")):
         net = nn.Linear(200, 64, dtype=torch.bfloat16, device=here())
         fp8_weights(net, recipe=Recipe(name))
         fully_shard(net, mesh=mesh)

@@ -86,6 +86,20 @@ class Train(unittest.TestCase):
                 sorted(os.listdir(folder)), ["a.0", "bf16.csv", "bf16.svg", "fp8.csv", "fp8.svg"]
             )
 
+    @unittest.skipUnless(CUDA, "a CUDA graph needs a GPU and FP8_TEST_DEVICE=cuda")
+    def test_graph(self):
+        """Steps as a graph are the steps, bit for bit, the evaluation behind them too."""
+        for recipe in ("current", "delayed", "rowwise", "block"):
+            with tempfile.TemporaryDirectory() as folder:
+                results = []
+                for flags in ((), ("--graph",)):
+                    out = f"{folder}/{len(flags)}"
+                    flags = *flags, "--recipe", recipe, "--micro-batches", "2", "--held-out", "2"
+                    losses, zero = run(*flags, "--out", out)
+                    held_out = train_llama.read_csv(out + ".csv", "held_out")
+                    results.append((losses, held_out, [m.tolist() for m in zero.master]))
+                self.assertEqual(*results, recipe)
+
     def test_two_ranks(self):
         if CUDA and torch.cuda.device_count() < 2:
             self.skipTest(f"needs 2 GPUs, this machine has {torch.cuda.device_count()}")

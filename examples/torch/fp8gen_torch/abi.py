@@ -1,9 +1,10 @@
 """The C ABI of libfp8 and libfp8gen as ctypes: structs, prototypes, the two libraries, errors.
 
 Knows nothing of torch but where its packages lie (to find the NVRTC that came with it). The structs
-mirror runtime/fp8.h, fp8_jit.h, fp8_primitives.h and fp8_model.h field by field; tests/torch compares
-every size and offset with what a C compiler says. The libraries are looked for in FP8GEN_LIBRARY_DIR, in build/lib of the
-tree that this file lies in, and then where the loader looks.
+mirror runtime/fp8.h, fp8_jit.h, fp8_primitives.h and fp8_model.h field by field; tests/torch
+compares every size and offset with what a C compiler says. The libraries are looked for in
+FP8GEN_LIBRARY_DIR, in build/lib of the tree that this file lies in, and then where the loader
+looks.
 
 Not obvious: the pointers inside structs are plain addresses (ctypes.addressof), a fifth of the cost
 of ctypes.pointer. Whoever fills one keeps what it points to until the call returns.

@@ -31,13 +31,15 @@ _BACKWARD = Layout(
     abi.BackwardArgs, dy=_T, saved=_O, weight=_O, grad=_O, dbias=_T, dw=_T, dx=_T, x=_T
 )
 _BACKWARD_DY, _BACKWARD_X = _BACKWARD.word("dy", "data"), _BACKWARD.word("x", "data")
-_BACKWARD_SAVED, _BACKWARD_WEIGHT = _BACKWARD.word("saved", "data"), _BACKWARD.word("weight", "data")
+_BACKWARD_SAVED = _BACKWARD.word("saved", "data")
+_BACKWARD_WEIGHT = _BACKWARD.word("weight", "data")
 _BACKWARD_DX, _BACKWARD_DW = _BACKWARD.word("dx", "data"), _BACKWARD.word("dw", "data")
 _BACKWARD_DBIAS, _BACKWARD_GRAD = _BACKWARD.word("dbias", "data"), _BACKWARD.word("grad", "data")
 _QUANTIZE = Layout(abi.QuantizeArgs, source=_T, operand=_O)
 _QUANTIZE_SOURCE, _QUANTIZE_TO = _QUANTIZE.word("source", "data"), _QUANTIZE.word("operand", "data")
 _QUANTIZE_DY = Layout(abi.QuantizeDyArgs, dy=_T, grad=_O, dbias=_T)
-_QUANTIZE_DY_DY, _QUANTIZE_DY_TO = _QUANTIZE_DY.word("dy", "data"), _QUANTIZE_DY.word("grad", "data")
+_QUANTIZE_DY_DY = _QUANTIZE_DY.word("dy", "data")
+_QUANTIZE_DY_TO = _QUANTIZE_DY.word("grad", "data")
 _QUANTIZE_DY_DBIAS = _QUANTIZE_DY.word("dbias", "data")
 _WGRAD = Layout(abi.WgradArgs, saved=_O, grad=_O, dw=_T, x=_T, dy=_T)
 _WGRAD_SAVED, _WGRAD_GRAD = _WGRAD.word("saved", "data"), _WGRAD.word("grad", "data")
@@ -72,8 +74,8 @@ def placed(tensor, cols):
 
 
 def pattern(shape, dtype, device):
-    """For torch.empty_like, which costs the host less than torch.empty: a tensor of this shape whose
-    memory has been given back."""
+    """For torch.empty_like, which costs the host less than torch.empty: a tensor of this shape
+    whose memory has been given back."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
     tensor.untyped_storage().resize_(0)
     return tensor
@@ -143,11 +145,11 @@ class Plan:
         return layout.make(dict(values, call=call), **parts)
 
     def run(self, function, args, at):
-        """A call whose args struct is made for it."""
-        call = args.call
-        call.stream, capturing, call.state, call.flags = at
+        """A call whose args struct is made for it, and which reads no state of delayed scaling."""
+        call, (stream, capturing, _, _) = args.call, at
         size = self.workspace_bytes
-        memory, call.workspace, _ = self.context.workspace(at[0], capturing, size)
+        memory, call.workspace, _ = self.context.workspace(stream, capturing, size)
+        call.stream = stream
         call.workspace_bytes = size
         abi.check(function(self.handle, args))
 
@@ -178,8 +180,8 @@ class Plan:
         return torch.empty_like(self._dw)
 
     def fprop(self, x, weight, bias, y, save, at):
-        """Fills y[..., N]; x[..., K], bias[N] bf16. weight: (bytes, copies, the weight that the bytes
-        are made of first or None). Returns what backward needs, if `save`: the bytes of x's
+        """Fills y[..., N]; x[..., K], bias[N] bf16. weight: (bytes, copies, the weight that the
+        bytes are made of first or None). Returns what backward needs, if `save`: the bytes of x's
         transposed copy, or x where the recipe has none."""
         data, copies, source = weight
         x, ld = placed(x, self.k)
@@ -227,8 +229,8 @@ class Plan:
         return weight, weight.stride(0)
 
     def backward(self, dy, saved, weight, dx, dw, dbias, at):
-        """Fills dx[..., K] of weight = (bytes, copies), dw = (tensor, 1: add to it), and dbias; each
-        tensor, and weight with dx, may be None."""
+        """Fills dx[..., K] of weight = (bytes, copies), dw = (tensor, 1: add to it), and dbias;
+        each tensor, and weight with dx, may be None."""
         weight, copies = weight
         dw, accumulate = dw
         dy, ld = placed(dy, self.n)

@@ -102,7 +102,7 @@ class Key:
     grad_weight: torch.dtype  # of dw
     recipe: Recipe
     device: int  # CUDA ordinal, or -1: the host
-    shards: bool = False  # with the kernels of FP8 shards, where scaling by rows has some of its own
+    shards: bool = False  # with the kernels of FP8 shards that scaling by rows has
 
     def description(self, tokens):
         recipe = self.recipe
@@ -167,8 +167,8 @@ class Context:
         return None if self.index == abi.HOST else torch._C._cuda_getCurrentRawStream(self.index)
 
     def at(self, state=0, flags=0):
-        """Where and how a pass runs: (the current stream, whether a graph captures it, address of the
-        C state of delayed scaling or 0, flags)."""
+        """Where and how a pass runs: (the current stream, whether a graph captures it, address of
+        the C state of delayed scaling or 0, flags)."""
         if self.index == abi.HOST:
             return 0, False, state, flags
         stream = torch._C._cuda_getCurrentRawStream(self.index)
@@ -257,8 +257,8 @@ def prepare(
 ):
     """Makes the layers of all shapes (N, K, has bias) at once; before the first collective.
 
-    tokens: the most of one call. grad_weight: fp32 where weights have an fp32 main_grad. shards: for
-    FP8 gathers.
+    tokens: the most of one call. grad_weight: fp32 where weights have an fp32 main_grad. shards:
+    for FP8 gathers.
     """
     index = device_index(torch.device(device))
     shards = shards and recipe.by_row

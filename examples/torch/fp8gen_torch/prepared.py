@@ -30,8 +30,8 @@ class Layout:
         return (self.starts[part] + getattr(self.parts[part], field).offset) // 8
 
     def make(self, values, **parts):
-        """(words, what ctypes passes) of a call. values: of the args struct's own fields; parts: the
-        structs; None: not given."""
+        """(words, what ctypes passes) of a call. values: of the args struct's own fields; parts:
+        the structs; None: not given."""
         words = array.array("Q", bytes(self.size))
         address = words.buffer_info()[0]
         args = self.args.from_buffer(words)

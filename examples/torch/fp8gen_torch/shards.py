@@ -163,9 +163,10 @@ class Cut:
 def _check_gathered(gathered, cols):
     if gathered.dtype is not torch.uint8 or gathered[0].numel() != cols:
         raise RuntimeError(
-            f"the gathered weight is {gathered.dtype} of {tuple(gathered.shape)}; the hook was given "
-            f"uint8 rows of {cols} and returns those of all ranks (recipes with a scale a row "
-            "gather other bytes in backward than in forward: what is kept of one is not the other's)"
+            f"the gathered weight is {gathered.dtype} of {tuple(gathered.shape)}; the hook was "
+            f"given uint8 rows of {cols} and returns those of all ranks (recipes with a scale a "
+            "row gather other bytes in backward than in forward: what is kept of one is not the "
+            "other's)"
         )
 
 

@@ -96,8 +96,8 @@ class Identity:
 
 
 class Site:
-    """What the calls with one shape and one set of dtypes need: the Plan, the dtypes as State.plan_of
-    takes them, and what y and dx look like."""
+    """What the calls with one shape and one set of dtypes need: the Plan, the dtypes as
+    State.plan_of takes them, and what y and dx look like."""
 
     __slots__ = ("plan", "like", "y", "dx")
 
@@ -256,8 +256,8 @@ class State:
         return y, saved
 
     def weight(self, plan, weight, kept, at):
-        """(bytes, copies) of the weight's transposed copy, for a backward; kept: the Copies that its
-        forward has left."""
+        """(bytes, copies) of the weight's transposed copy, for a backward; kept: the Copies that
+        its forward has left."""
         if (
             kept is not None
             and kept is self.kept
@@ -286,7 +286,8 @@ class State:
         if self.keep:
             with _taking:
                 kept, self.kept = self.kept, None
-            if kept is not None and kept.copies & copies == copies and kept.data.device == plan.device:
+            has = kept is not None and kept.copies & copies == copies
+            if has and kept.data.device == plan.device:
                 return kept.data, kept.copies, kept.identity
         return operand.empty(plan.n, plan.k, copies, plan.device, plan.w_scalings), copies, None
 
