@@ -110,7 +110,11 @@ static void test_records(void **state)
 {
     (void)state;
     static const char *const archs[] = { "sm_90a", "sm_90" };
-    build("two", "sm_90a,sm_90", 0, NULL, FP8GEN_OK);
+    char templates[RIG_PATH];
+    rig_scratch(templates);
+    rig_copy_templates(templates, "none");
+    build("two", "sm_90a,sm_90", 0, templates, FP8GEN_OK);
+    rig_remove(templates);
     json_t *manifest = manifest_of("two"), *kernel, *list = json_object_get(manifest, "archs");
     size_t i, gemms = 0;
     assert_int_equal(json_array_size(list), 2);
@@ -142,8 +146,11 @@ static void test_same_bytes(void **state)
     assert_int_equal(chdir(folder), 0);
     build("other", "sm_90a", 4, NULL, FP8GEN_OK);
     assert_int_equal(chdir(here), 0);
-    json_t *one = manifest_of("one"), *other = manifest_of("other");
+    json_t *one = manifest_of("one"), *other = manifest_of("other"), *kernel;
+    size_t i;
     assert_true(json_equal(one, other));
+    json_array_foreach(json_object_get(one, "kernels"), i, kernel)
+        check_cubin("one", kernel, json_array_get(json_object_get(kernel, "cubins"), 0));
     json_decref(one);
     json_decref(other);
 }
