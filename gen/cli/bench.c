@@ -167,16 +167,8 @@ int bench_read_recipes(struct bench *bench, const char *const *standard, int cou
     bench->recipe_count = given->count ? given->count : count;
     for (int i = 0; i < bench->recipe_count; i++) {
         const char *name = given->count ? given->items[i] : standard[i];
-        bool known = false;
-        for (int r = 0; r < RECIPES; r++)
-            known = known || strcmp(recipe_names[r], name) == 0;
-        if (!known) {
-            const char *nearest = cli_nearest(name, recipe_names, RECIPES);
-            cli_error("--recipe: there is no recipe '%s'", name);
-            cli_hint("%s%s%s", nearest ? "did you mean '" : "", nearest ? nearest : "see --help",
-                     nearest ? "'?" : "");
+        if (cli_find_name("recipe", "recipe", name, recipe_names, RECIPES) < 0)
             return CLI_USAGE;
-        }
         bench->recipes[i] = name;
     }
     return CLI_DONE;

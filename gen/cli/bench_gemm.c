@@ -83,20 +83,10 @@ static int read_cases(struct gemm_bench *b)
         b->wanted[i] = given->count == 0;
     }
     for (int i = 0; i < given->count; i++) {
-        int found = 0;
-        while (found < CASES && strcmp(names[found], given->items[i]) != 0)
-            found++;
-        if (found < CASES) {
-            b->wanted[found] = true;
-            continue;
-        }
-        const char *nearest = cli_nearest(given->items[i], names, CASES);
-        cli_error("--case: there is no case '%s'", given->items[i]);
-        if (nearest)
-            cli_hint("did you mean '%s'?", nearest);
-        else
-            cli_hint("the cases are tensor_fast, tensor_split, wgrad_split, wgrad_fast, odd_n");
-        return CLI_USAGE;
+        int found = cli_find_name("case", "case", given->items[i], names, CASES);
+        if (found < 0)
+            return CLI_USAGE;
+        b->wanted[found] = true;
     }
     return CLI_DONE;
 }

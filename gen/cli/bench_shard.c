@@ -267,15 +267,9 @@ static int check_cases(const struct shard_bench_values *values)
     for (int i = 0; i < CASES; i++)
         names[i] = cases[i].name;
     for (int i = 0; i < values->cases.count; i++) {
-        bool known = false;
+        if (cli_find_name("case", "case", values->cases.items[i], names, CASES) < 0)
+            return CLI_USAGE;
         steps = steps || strcmp(values->cases.items[i], "step") == 0;
-        for (int c = 0; c < CASES; c++)
-            known = known || strcmp(values->cases.items[i], names[c]) == 0;
-        if (known)
-            continue;
-        cli_error("there is no case '%s'", values->cases.items[i]);
-        cli_hint("the cases are collectives, weights and step");
-        return CLI_USAGE;
     }
     if (values->trace && !steps) {
         cli_error("--trace keeps the timeline of case 'step', which these cases leave out");
@@ -452,7 +446,7 @@ static int read_ranks(const struct cli_list *list, int ranks[SHARD_BENCH_PARTS],
         char *end;
         long number = strtol(list->items[i], &end, 10);
         if (end == list->items[i] || *end || number < 2 || number > 64) {
-            cli_error("--ranks is '%s'; it must be a whole number from 2 to 64", list->items[i]);
+            cli_error("--ranks takes a whole number from 2 to 64, not '%s'", list->items[i]);
             return CLI_USAGE;
         }
         ranks[i] = (int)number;

@@ -83,6 +83,11 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, void *va
 void cli_release(const struct cli_command *command, void *values);
 /* The name of `count` names nearest to `word`; NULL if none is near. */
 const char *cli_nearest(const char *word, const char *const *names, int count);
+/* The hint to a word that is none of the names: the nearest, else all of them after `all` ("the cases are"). */
+void cli_hint_names(const char *word, const char *const *names, int count, const char *all);
+/* Where the word of an option stands among the names of a kind ("case"); -1 after an error was printed. */
+int cli_find_name(const char *option, const char *kind, const char *word, const char *const *names,
+                  int count);
 void cli_print_options(const struct cli_option *options);
 /* Seconds of an option given as text: a number above 0, or `fallback` if text is NULL. Prints what is
  * wrong and returns an exit code. */

@@ -7,6 +7,7 @@
  * holds and by which rules it can be recomputed; tests/oracle/check_dump.py does that.
  */
 #include <dirent.h>
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -121,9 +122,12 @@ int run_dump_layer(struct run_dump *dump, const struct run_layer *run)
         "accumulation", "fprop", run->recipe.split[FP8_PASS_FPROP] ? "split" : "fast", "dgrad",
         run->recipe.split[FP8_PASS_DGRAD] ? "split" : "fast", "wgrad",
         run->recipe.split[FP8_PASS_WGRAD] ? "split" : "fast", "arrays");
-    if (!dump->folder || !dump->layer || json_array_append_new(dump->layers, dump->layer) != 0 ||
-        mkdir(dump->folder, 0755) != 0) {
-        cli_error("cannot create a folder for layer '%s' in the dump", i->name);
+    if (!dump->folder || !dump->layer || json_array_append_new(dump->layers, dump->layer) != 0) {
+        cli_error("out of memory");
+        return CLI_MACHINE;
+    }
+    if (mkdir(dump->folder, 0755) != 0) {
+        cli_error("cannot create '%s': %s", dump->folder, strerror(errno));
         return CLI_MACHINE;
     }
     return CLI_DONE;

@@ -89,17 +89,7 @@ static int write_all(const char *folder, const char *const *names, const char *c
 static int unknown_kernel(const char *wanted, const char *const *names, int count)
 {
     cli_error("the spec needs no kernel '%s'", wanted);
-    const char *nearest = cli_nearest(wanted, names, count);
-    if (nearest) {
-        cli_hint("did you mean '%s'?", nearest);
-        return CLI_USAGE;
-    }
-    char list[1024] = "";
-    for (int i = 0; i < count; i++) {
-        size_t used = strlen(list);
-        snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "", names[i]);
-    }
-    cli_hint("its kernels are %s", list);
+    cli_hint_names(wanted, names, count, "its kernels are");
     return CLI_USAGE;
 }
 

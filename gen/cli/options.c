@@ -93,6 +93,37 @@ const char *cli_nearest(const char *word, const char *const *names, int count)
     return nearest;
 }
 
+void cli_hint_names(const char *word, const char *const *names, int count, const char *all)
+{
+    const char *nearest = cli_nearest(word, names, count);
+    char list[1024] = "";
+    if (nearest) {
+        cli_hint("did you mean '%s'?", nearest);
+        return;
+    }
+    for (int i = 0; i < count; i++) {
+        size_t used = strlen(list);
+        bool fits = used + strlen(names[i]) + 8 < sizeof list;
+        snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "", fits ? names[i] : "...");
+        if (!fits)
+            break;
+    }
+    cli_hint("%s %s", all, list);
+}
+
+int cli_find_name(const char *option, const char *kind, const char *word, const char *const *names,
+                  int count)
+{
+    char all[64];
+    for (int i = 0; i < count; i++)
+        if (strcmp(names[i], word) == 0)
+            return i;
+    snprintf(all, sizeof all, "the %ss are", kind);
+    cli_error("--%s: there is no %s '%s'", option, kind, word);
+    cli_hint_names(word, names, count, all);
+    return -1;
+}
+
 /* ---- parsing ----------------------------------------------------------------------------------------- */
 
 struct parser {

@@ -107,19 +107,13 @@ struct session {
 
 /* ---- one layer ------------------------------------------------------------------------------------------ */
 
-static int choose_tokens(const struct session *s, struct run_layer *run)
+static void choose_tokens(const struct session *s, struct run_layer *run)
 {
     const fp8_layer_info *i = &run->info;
     run->wanted_m = s->values->tokens >= 0 ? s->values->tokens : i->tokens;
     run->m = run->wanted_m;
-    if (run->wanted_m > i->max_tokens) {
-        cli_error("--tokens %" PRId64 ": layer '%s' is planned for at most %" PRId64 " tokens",
-                  run->wanted_m, i->name, i->max_tokens);
-        cli_hint("raise max_tokens in the spec");
-        return CLI_USAGE;
-    }
     if (!s->device.is_host || s->values->tokens >= 0)
-        return CLI_DONE;
+        return;
     double fit = HOST_FLOPS / (8.0 * (double)i->in_features * (double)i->out_features);
     int64_t cut = fit < HOST_MIN_TOKENS ? HOST_MIN_TOKENS : fit < 1e9 ? (int64_t)fit : INT64_MAX;
     if (cut < run->m) {
@@ -128,7 +122,6 @@ static int choose_tokens(const struct session *s, struct run_layer *run)
                  " tokens on the host, to finish in seconds (--tokens runs as many as you say)",
                  i->name, run->m, run->wanted_m);
     }
-    return CLI_DONE;
 }
 
 static void shape_text(const struct run_layer *run, struct run_row *row)
@@ -273,10 +266,9 @@ static int run_layer(struct session *s, int32_t index)
     if (!code) {
         run.recipe = run_read_recipe(s->manifest, name);
         run.seed = cli_random_word((uint64_t)s->values->seed, 1, (uint64_t)index);
-        code = choose_tokens(s, &run);
-    }
-    if (!code)
+        choose_tokens(s, &run);
         code = run_layer_fill(&run);
+    }
     if (!code)
         code = run_passes(s, &run);
     run_layer_destroy(&run);
@@ -289,17 +281,12 @@ static int run_layers(struct session *s)
 {
     int32_t count = fp8_bundle_layer_count(s->bundle);
     const char *wanted = s->values->layer;
-    bool found = false;
     int code = CLI_DONE;
     for (int32_t i = 0; !code && i < count && !cli_output_broken(); i++) {
-        if (wanted && strcmp(fp8_bundle_layer_name(s->bundle, i), wanted) != 0)
-            continue;
-        found = true;
-        code = run_layer(s, i);
+        if (!wanted || strcmp(fp8_bundle_layer_name(s->bundle, i), wanted) == 0)
+            code = run_layer(s, i);
     }
-    return code || found || !wanted
-               ? code
-               : plan_unknown_layer(json_object_get(s->manifest, "layers"), wanted);
+    return code;
 }
 
 static int open_session(struct session *s, fp8gen *gen)
@@ -370,12 +357,36 @@ static const char *beside_report(const struct values *v, int count)
                             : NULL;
 }
 
-/* Ranks that share the weights, of the plan. */
-static int ranks_of(fp8gen *gen, const char *path, int *ranks)
+/* Whether the plan has the layer that is wanted, and the layers take the tokens. */
+static int check_layers(const json_t *plan, const struct values *v)
+{
+    const json_t *layers = json_object_get(plan, "layers");
+    size_t index;
+    json_t *layer;
+    if (v->layer && !plan_find(layers, v->layer))
+        return plan_unknown_layer(layers, v->layer);
+    json_array_foreach(layers, index, layer)
+    {
+        const char *name = plan_text(layer, "name");
+        const int64_t most = plan_integer(layer, "max_tokens");
+        if (v->tokens <= most || (v->layer && strcmp(name, v->layer) != 0))
+            continue;
+        cli_error("--tokens %" PRId64 ": layer '%s' is planned for at most %" PRId64 " tokens",
+                  v->tokens, name, most);
+        cli_hint("raise max_tokens in the spec");
+        return CLI_USAGE;
+    }
+    return CLI_DONE;
+}
+
+/* Before anything is compiled; *ranks: how many share the weights. */
+static int check_plan(fp8gen *gen, const char *path, const struct values *v, int *ranks)
 {
     int code;
     json_t *plan = plan_read(gen, path, &code);
     *ranks = (int)plan_integer(json_object_get(plan, "mesh"), "fsdp");
+    if (!code)
+        code = check_layers(plan, v);
     json_decref(plan);
     return code;
 }
@@ -414,7 +425,7 @@ static int run_spec(const struct values *v, const char *path)
     int code = cli_spec_open(&spec, NULL, &gen);
     if (code)
         return code;
-    code = ranks_of(gen, path, &ranks);
+    code = check_plan(gen, path, v, &ranks);
     if (!code && (v->fsdp || ranks > 1)) {
         code = run_sharded(v, gen, ranks);
         fp8gen_close(gen);

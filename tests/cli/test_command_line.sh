@@ -115,6 +115,12 @@ expect_code 2
 run fp8gen bench gemm --case tensor_fst
 expect_code 2
 expect_err_has "did you mean 'tensor_fast'?"
+run fp8gen bench shard --case wieghts
+expect_code 2
+expect_err_has "did you mean 'weights'?"
+run fp8gen bench layer --recipe mxfp8
+expect_code 2
+expect_err_has "the recipes are current, delayed,"
 run fp8gen bench gemm --shape 64,48
 expect_code 2
 expect_err_has "--shape takes 3 whole numbers"
