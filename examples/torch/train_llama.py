@@ -507,36 +507,18 @@ def start(args):
     return device, own
 
 
-def main(arguments=None):
-    """(losses, the Zero3) of a run."""
-    args = options(arguments)
-    device, own = start(args)
-    fp8 = args.precision == "fp8"
-    gathers = fp8 and args.gather == "fp8"
-    zero = Zero3(device, Recipe(args.recipe, args.format), gathers)
-    model = Llama(CONFIGS[args.config], zero, fp8, args.seed, args.recompute)
-    if fp8:  # all kernels, before the first collective
-        shapes = {
-            (m.n, m.weight.shape[1], False)
-            for m in model.modules()
-            if isinstance(m, Linear) and m.state
-        }
-        tokens, gathers = args.batch * args.length, gathers and zero.world > 1
-        dtypes = {"grad_weight": torch.float32, "shards": gathers}
-        prepare(sorted(shapes), tokens, device, zero.recipe, **dtypes)
-    zero.adamw((0.9, 0.95), 0.1)
-    first, losses = resume(args.resume, zero) if args.resume else (0, [])
-    if not args.resume:
-        zero.scales()
-    say = print if zero.rank == 0 else lambda *_, **__: None
-    parameters = sum(s.numel() for s in zero.shards) * zero.world
-    say(
-        f"{args.config}: {parameters / 1e6:.1f} M parameters, {args.precision}, "
-        f"{zero.world} rank(s) on {device.type}, "
-        f"{args.batch * args.length * args.micro_batches * zero.world} tokens a step"
-    )
+def prepare_kernels(model, args, device):
+    """All kernels, before the first collective."""
+    linears = [m for m in model.modules() if isinstance(m, Linear) and m.state]
+    zero, shapes = model.zero, {(m.n, m.weight.shape[1], False) for m in linears}
+    dtypes = {"grad_weight": torch.float32, "shards": zero.fp8_gather and zero.world > 1}
+    prepare(sorted(shapes), args.batch * args.length, device, zero.recipe, **dtypes)
+
+
+def train(model, args, device, first, losses, say):
+    """Runs the steps from `first` on; `losses` of those before gets theirs, on the device."""
+    zero, step_of = model.zero, Step(model, args.graph)
     data, mark, wire = text(), time.perf_counter(), 0
-    train = Step(model, args.graph)
     for step in range(first, args.steps):
         seeds = (
             args.seed * 1000003 + micro * zero.world + zero.rank
@@ -544,7 +526,7 @@ def main(arguments=None):
         )
         batches = torch.stack([batch(data[:-HELD_OUT], seed, args, device) for seed in seeds])
         ramp = min(1.0, (step + 1) / args.warmup)
-        loss, norm = train(batches, args.lr * ramp * (0.1 + 0.9 * (1 - step / args.steps)))
+        loss, norm = step_of(batches, args.lr * ramp * (0.1 + 0.9 * (1 - step / args.steps)))
         losses.append(loss)
         if (step + 1) % args.every == 0 or step + 1 == args.steps:
             said = f"step {step + 1:5d}  loss {loss.item():.4f}  norm {norm.item():.3f}"
@@ -559,22 +541,49 @@ def main(arguments=None):
             mark, wire = now, zero.wire
         if args.save and args.save_at == step + 1:
             save(args.save, zero, step + 1, losses)
-    losses = [float(loss) for loss in losses]
     if args.save and not args.save_at:
         save(args.save, zero, args.steps, losses)
-    held = held_out_loss(model, data, args, device) if args.held_out else None
-    if held is not None:
-        say(f"held-out loss {held:.5f}, of {args.held_out * args.tokens * zero.world} tokens")
+    return held_out_loss(model, data, args, device) if args.held_out else None
+
+
+def write(args, losses, held_out):
+    """PREFIX.csv and PREFIX.svg."""
+    rows = [[i, repr(loss), ""] for i, loss in enumerate(losses)]
+    rows[-1][2] = "" if held_out is None else repr(held_out)
+    with open(args.out + ".csv", "w", newline="") as file:
+        csv.writer(file).writerows([("step", "loss", "held_out"), *rows])
+    curves = {os.path.basename(args.out): losses}
+    curves.update({os.path.splitext(os.path.basename(p))[0]: read_csv(p) for p in args.compare})
+    title = f"{args.config}, loss (mean of the last 20 steps beside it)"
+    write_svg(args.out + ".svg", curves, title)
+
+
+def main(arguments=None):
+    """(losses, the Zero3) of a run."""
+    args = options(arguments)
+    device, own = start(args)
+    fp8 = args.precision == "fp8"
+    zero = Zero3(device, Recipe(args.recipe, args.format), fp8 and args.gather == "fp8")
+    model = Llama(CONFIGS[args.config], zero, fp8, args.seed, args.recompute)
+    if fp8:
+        prepare_kernels(model, args, device)
+    zero.adamw((0.9, 0.95), 0.1)
+    first, losses = resume(args.resume, zero) if args.resume else (0, [])
+    if not args.resume:
+        zero.scales()
+    say = print if zero.rank == 0 else lambda *_, **__: None
+    parameters = sum(s.numel() for s in zero.shards) * zero.world
+    say(
+        f"{args.config}: {parameters / 1e6:.1f} M parameters, {args.precision}, "
+        f"{zero.world} rank(s) on {device.type}, "
+        f"{args.batch * args.length * args.micro_batches * zero.world} tokens a step"
+    )
+    held_out = train(model, args, device, first, losses, say)
+    losses = [float(loss) for loss in losses]
+    if held_out is not None:
+        say(f"held-out loss {held_out:.5f}, of {args.held_out * args.tokens * zero.world} tokens")
     if args.out and zero.rank == 0:
-        rows = [[i, repr(loss), ""] for i, loss in enumerate(losses)]
-        rows[-1][2] = "" if held is None else repr(held)
-        with open(args.out + ".csv", "w", newline="") as file:
-            csv.writer(file).writerows([("step", "loss", "held_out"), *rows])
-        curves = {os.path.basename(args.out): losses}
-        curves.update({os.path.splitext(os.path.basename(p))[0]: read_csv(p) for p in args.compare})
-        write_svg(
-            args.out + ".svg", curves, f"{args.config}, loss (mean of the last 20 steps beside it)"
-        )
+        write(args, losses, held_out)
     if own:
         dist.destroy_process_group()
     return losses, zero
