@@ -336,6 +336,7 @@
  *   value = source[i,j]; where a_scales (and then b_scales too) is not NULL,
  *   (source * min(sa, sb)) * max(sa, sb)
  *   with sa = a_scales[i * a_scales_step] and sb = b_scales[j * b_scales_step]; then + bias[j], if any.
+ *   accumulate: 1 for an accumulate kernel, which shares its text with the other.
  *
  * sum: target[i,j] = s (+ target[i,j] if accumulate), rounded once; s = the sum over p < parts,
  *   ascending, in fp32, of source[p * part_stride + i * source_ld + j], times 1 / parts if average,
@@ -431,7 +432,7 @@
 #define FP8_OP_ARGS_STORE(X)                                                                       \
     X(source, POINTER) X(source_ld, INT64) X(a_scales, POINTER) X(a_scales_step, INT64)            \
     X(b_scales, POINTER) X(b_scales_step, INT64) X(bias, POINTER) X(target, POINTER)               \
-    X(target_ld, INT64) X(rows, INT64) X(cols, INT64)
+    X(target_ld, INT64) X(rows, INT64) X(cols, INT64) X(accumulate, INT32)
 
 #define FP8_OP_ARGS_SUM(X)                                                                         \
     X(source, POINTER) X(part_stride, INT64) X(source_ld, INT64) X(parts, INT64)                   \
@@ -440,7 +441,8 @@
 
 #define FP8_OP_ARGS_DEQUANTIZE(X)                                                                  \
     X(source, POINTER) X(source_ld, INT64) X(scales, POINTER) X(scales_ld, INT64)                  \
-    X(target, POINTER) X(target_ld, INT64) X(rows, INT64) X(cols, INT64) X(is_transposed, INT32)
+    X(target, POINTER) X(target_ld, INT64) X(rows, INT64) X(cols, INT64) X(is_transposed, INT32)   \
+    X(e5m2, INT32)
 
 #define FP8_OP_ARGS_GEMM(X)                                                                        \
     X(a, POINTER) X(a_ld, INT64) X(b, POINTER) X(b_ld, INT64) X(a_scales, POINTER)                 \

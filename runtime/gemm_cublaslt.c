@@ -337,6 +337,7 @@ static fp8_status store_rows(const struct fp8_gemm_plan *plan, const struct fp8_
         [FP8_STORE_target_ld].i = out_ld,
         [FP8_STORE_rows].i = rows,
         [FP8_STORE_cols].i = args[FP8_GEMM_cols].i,
+        [FP8_STORE_accumulate].i = store->semantics.accumulate,
     };
     if (fp8_lt_scaled_by_store(plan)) {
         put_store_scales(how->scaling, &args[FP8_GEMM_a_scales], first,

@@ -271,6 +271,8 @@ fp8_status fp8_dequantize(const fp8_layer *layer, const fp8_dequantize_args *arg
     fp8_operand_view view;
     fp8_operand_layout(operand, &view);
     float *vector = view.row ? view.row_scales : view.transposed_scales;
+    const struct fp8_kernel *kernel = fp8_dequantize_kernel(
+        layer->plan, operand->dtype, view.row ? operand->row_scaling : operand->transposed_scaling);
     const fp8_value values[FP8_DEQUANTIZE_ARG_COUNT] = {
         [FP8_DEQUANTIZE_source].p = view.row ? view.row : view.transposed,
         [FP8_DEQUANTIZE_source_ld].i = view.row ? view.row_ld : view.transposed_ld,
@@ -281,9 +283,8 @@ fp8_status fp8_dequantize(const fp8_layer *layer, const fp8_dequantize_args *arg
         [FP8_DEQUANTIZE_rows].i = target->rows,
         [FP8_DEQUANTIZE_cols].i = target->cols,
         [FP8_DEQUANTIZE_is_transposed].i = view.row == NULL,
+        [FP8_DEQUANTIZE_e5m2].i = kernel->semantics.source_dtype == FP8_DTYPE_E5M2,
     };
-    const struct fp8_kernel *kernel = fp8_dequantize_kernel(
-        layer->plan, operand->dtype, view.row ? operand->row_scaling : operand->transposed_scaling);
     bool pushed;
     status = fp8_context_enter(layer->context, &pushed);
     if (status == FP8_OK)

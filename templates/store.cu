@@ -9,19 +9,19 @@
 
 using source_t = $source;
 using target_t = $target;
-constexpr bool accumulate = $accumulate;
 constexpr int threads = 256;
 constexpr int steps = 4; // accesses per thread and segment
 
 template <int n> struct alignas(n * sizeof(target_t)) pack { target_t e[n]; };
 template <int n> struct alignas(n * sizeof(source_t)) source_pack { source_t e[n]; };
 
-// What the columns of a row have of their own; NULL: nothing.
+// What is done to the columns of a row; NULL: nothing.
 struct columns {
     const bf16 *bias;
     const float *scales;
     i64 scales_step;
     float row_scale; // with scales
+    bool accumulate;
 };
 
 __device__ __forceinline__ target_t combine(target_t old, source_t x, const columns &of, i64 col) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ target_t combine(target_t old, source_t x, const colu
         sum = sum * fminf(of.row_scale, scale) * fmaxf(of.row_scale, scale);
     }
     if (of.bias) sum += to_float(of.bias[col]);
-    return from_float<target_t>(accumulate ? to_float(old) + sum : sum);
+    return from_float<target_t>(of.accumulate ? to_float(old) + sum : sum);
 }
 
 // Columns [first, first + n * threads * steps) of one row, n elements an access; the segment that holds
@@ -40,14 +40,13 @@ template <int n>
 __device__ __forceinline__ void copy_segment(const source_t *source, const columns &of,
                                              target_t *target, i64 first, i64 cols) {
     i64 whole = cols & ~i64(n - 1);
-#pragma unroll(n > 2 ? steps                                                                       \
-                     : 1) // narrow accesses are rare, and unrolled they are most of the text
+#pragma unroll 1 // the loads of a step cannot pass the stores of the one before
     for (int i = 0; i < steps; ++i) {
         i64 j = first + i64(i * threads + threadIdx.x) * n;
         if (j < whole) {
             source_pack<n> s = *reinterpret_cast<const source_pack<n> *>(source + j);
             pack<n> t = {};
-            if (accumulate) t = *reinterpret_cast<const pack<n> *>(target + j);
+            if (of.accumulate) t = *reinterpret_cast<const pack<n> *>(target + j);
 #pragma unroll
             for (int k = 0; k < n; ++k) t.e[k] = combine(t.e[k], s.e[k], of, j + k);
             *reinterpret_cast<pack<n> *>(target + j) = t;
@@ -55,7 +54,7 @@ __device__ __forceinline__ void copy_segment(const source_t *source, const colum
     }
     i64 j = whole + threadIdx.x;
     if (n > 1 && j < cols && first + n * threads * steps >= cols)
-        target[j] = combine(accumulate ? target[j] : target_t{}, source[j], of, j);
+        target[j] = combine(of.accumulate ? target[j] : target_t{}, source[j], of, j);
 }
 
 struct tensors {
@@ -83,11 +82,17 @@ template <int n> __device__ __forceinline__ void copy(const tensors &t) {
 extern "C" __global__ void __launch_bounds__(threads, 4)
     $entry(const source_t *source, i64 source_ld, const float *a_scales, i64 a_scales_step,
            const float *b_scales, i64 b_scales_step, const bf16 *bias, target_t *target,
-           i64 target_ld, i64 rows, i64 cols) {
+           i64 target_ld, i64 rows, i64 cols, int accumulate) {
     start_kernel(nullptr);
-    const tensors t = {
-        source, source_ld, a_scales, a_scales_step, {bias, b_scales, b_scales_step, 1},
-        target, target_ld, rows,     cols};
+    const tensors t = {source,
+                       source_ld,
+                       a_scales,
+                       a_scales_step,
+                       {bias, b_scales, b_scales_step, 1, accumulate != 0},
+                       target,
+                       target_ld,
+                       rows,
+                       cols};
     constexpr int widest = 16 / sizeof(target_t);
     int width = access_bytes<target_t>(target, rows > 1 ? target_ld : 0) / int(sizeof(target_t));
     int bytes = access_bytes<source_t>(source, rows > 1 ? source_ld : 0);

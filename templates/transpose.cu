@@ -9,11 +9,10 @@ constexpr int threads = tile_threads;
 // Eight bytes of a row, or those of them that exist.
 __device__ __forceinline__ uint2 load_bytes(const u8 *p, i64 count, bool aligned) {
     if (count >= 8 && aligned) return load8(p);
-    u32 w[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-        if (i < count) w[i / 4] |= u32(__ldg(p + i)) << (8 * (i % 4));
-    return make_uint2(w[0], w[1]);
+    u64 bytes = 0;
+#pragma unroll 1
+    for (int i = 0; i < 8 && i < count; ++i) bytes |= u64(__ldg(p + i)) << (8 * i);
+    return make_uint2(u32(bytes), u32(bytes >> 32));
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 4)

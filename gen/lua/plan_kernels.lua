@@ -29,7 +29,8 @@ local function cast_name(beginning)
     end
 end
 
--- One text serves both formats where the format is an argument: half the compilations.
+-- One text serves both formats where the format is an argument (and stores that add and those that do not):
+-- half the compilations.
 local function unit_name(beginning)
     return function(s) return name_of(beginning, s.source_dtype, s.power_of_two and "pow2" or "") end
 end
@@ -250,13 +251,8 @@ local kernel_kinds = {
         name = function(s)
             return name_of("store", s.source_dtype, s.target_dtype, s.accumulate and "add" or "")
         end,
-        parameters = function(s)
-            return {
-                source = s.source_dtype,
-                target = s.target_dtype,
-                accumulate = s.accumulate,
-            }
-        end,
+        unit = function(s) return name_of("store", s.source_dtype, s.target_dtype) end,
+        parameters = function(s) return { source = s.source_dtype, target = s.target_dtype } end,
         grid = elements(8192, 8, 0),
     },
     sum = {
@@ -270,7 +266,8 @@ local kernel_kinds = {
         op = "dequantize",
         template = "dequantize.cu",
         name = function(s) return name_of("dequantize", s.source_dtype, s.scaling) end,
-        parameters = function(s) return { format = s.source_dtype, scaling = s.scaling } end,
+        unit = function(s) return name_of("dequantize", s.scaling) end,
+        parameters = function(s) return { scaling = s.scaling } end,
         grid = elements(8192, 8, 0),
     },
 }

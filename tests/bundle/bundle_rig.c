@@ -471,8 +471,12 @@ static void execute_launch(const char *entry, unsigned grid, unsigned block, voi
     unpack(kernel, op, parameters, values, &maps);
     if (op == FP8_OP_GEMM)
         read_maps(&maps, &how, values);
-    if (fp8_op_arg(op, "e5m2") >= 0) /* kernels of both formats have one entry */
-        how.target_dtype = values[fp8_op_arg(op, "e5m2")].i ? FP8_DTYPE_E5M2 : FP8_DTYPE_E4M3;
+    if (fp8_op_arg(op, "e5m2") >= 0) { /* kernels of both formats have one entry */
+        fp8_dtype *format = op == FP8_OP_DEQUANTIZE ? &how.source_dtype : &how.target_dtype;
+        *format = values[fp8_op_arg(op, "e5m2")].i ? FP8_DTYPE_E5M2 : FP8_DTYPE_E4M3;
+    }
+    if (op == FP8_OP_STORE) /* so have those that add and those that do not */
+        how.accumulate = values[FP8_STORE_accumulate].i != 0;
     assert_int_equal(fp8_host_run(NULL, (enum fp8_op)op, &how, values), FP8_OK);
 }
 

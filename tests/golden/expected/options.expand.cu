@@ -50,8 +50,7 @@ extern "C" __global__ void fp8_quantize_bf16_pow2() {}
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     store_fp32_fp32
 //   used by:    up, down
-//   parameters: accumulate = false
-//               entry = "fp8_store_fp32_fp32"
+//   parameters: entry = "fp8_store_fp32_fp32"
 //               source = "fp32"
 //               target = "fp32"
 #line 1 "store.cu"
@@ -162,8 +161,7 @@ extern "C" __global__ void fp8_quantize_fp32_pow2() {}
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     store_fp32_bf16
 //   used by:    up
-//   parameters: accumulate = false
-//               entry = "fp8_store_fp32_bf16"
+//   parameters: entry = "fp8_store_fp32_bf16"
 //               source = "fp32"
 //               target = "bf16"
 #line 1 "store.cu"
@@ -176,7 +174,7 @@ constexpr int step_2 = 4;
 constexpr int step_3 = 9;
 #line 7 "store.cu"
 /* The line below is no text,
-   and the next one is: copied. */
+   and the next one is: converted. */
 #line 10 "store.cu"
 extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
     use(step_1);
@@ -190,8 +188,7 @@ extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     store_fp32_bf16_add
 //   used by:    up
-//   parameters: accumulate = true
-//               entry = "fp8_store_fp32_bf16_add"
+//   parameters: entry = "fp8_store_fp32_bf16"
 //               source = "fp32"
 //               target = "bf16"
 #line 1 "store.cu"
@@ -204,9 +201,9 @@ constexpr int step_2 = 4;
 constexpr int step_3 = 9;
 #line 7 "store.cu"
 /* The line below is no text,
-   and the next one is: added. */
+   and the next one is: converted. */
 #line 10 "store.cu"
-extern "C" __global__ void fp8_store_fp32_bf16_add(bf16 *out, const fp32 *in) {
+extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
     use(step_1);
     use(step_2);
     use(step_3);
@@ -357,17 +354,16 @@ extern "C" __global__ void fp8_cast_fp32_pow2(const source_t *source) {}
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     dequantize_e4m3_tensor
 //   used by:    up, down
-//   parameters: entry = "fp8_dequantize_e4m3_tensor"
-//               format = "e4m3"
+//   parameters: entry = "fp8_dequantize_tensor"
 //               scaling = "tensor"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of e4m3: true
+constexpr int mantissa_e4m3 = 3; // of tensor: false
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of e4m3: false
+constexpr int mantissa_e5m2 = 2; // of tensor: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e4m3_tensor() {}
+extern "C" __global__ void fp8_dequantize_tensor() {}
 
 // Made by fp8gen 0.1.0 from the template transpose.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
@@ -415,8 +411,7 @@ extern "C" __global__ void fp8_quantize_bf16() {}
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     store_bf16_bf16
 //   used by:    down
-//   parameters: accumulate = false
-//               entry = "fp8_store_bf16_bf16"
+//   parameters: entry = "fp8_store_bf16_bf16"
 //               source = "bf16"
 //               target = "bf16"
 #line 1 "store.cu"
@@ -510,8 +505,7 @@ extern "C" __global__ void fp8_quantize_bf16() {}
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     store_fp32_fp32_add
 //   used by:    down
-//   parameters: accumulate = true
-//               entry = "fp8_store_fp32_fp32_add"
+//   parameters: entry = "fp8_store_fp32_fp32"
 //               source = "fp32"
 //               target = "fp32"
 #line 1 "store.cu"
@@ -522,9 +516,9 @@ constexpr int step_1 = 1;
 constexpr int step_2 = 4;
 #line 7 "store.cu"
 /* The line below is no text,
-   and the next one is: added. */
+   and the next one is: copied. */
 #line 10 "store.cu"
-extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
+extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
     use(step_1);
     use(step_2);
 #line 12 "store.cu"
@@ -680,14 +674,13 @@ extern "C" __global__ void fp8_cast_bf16(const source_t *source) {}
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     dequantize_e5m2_tensor
 //   used by:    down
-//   parameters: entry = "fp8_dequantize_e5m2_tensor"
-//               format = "e5m2"
+//   parameters: entry = "fp8_dequantize_tensor"
 //               scaling = "tensor"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of e5m2: false
+constexpr int mantissa_e4m3 = 3; // of tensor: false
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of e5m2: true
+constexpr int mantissa_e5m2 = 2; // of tensor: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e5m2_tensor() {}
+extern "C" __global__ void fp8_dequantize_tensor() {}

@@ -17,8 +17,7 @@ extern "C" __global__ void fp8_quantize_block_bf16_e4m3_pow2(const source_t *sou
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     store_fp32_bf16
 //   used by:    block, delayed, rowwise, hp_wgrad, bf16
-//   parameters: accumulate = false
-//               entry = "fp8_store_fp32_bf16"
+//   parameters: entry = "fp8_store_fp32_bf16"
 //               source = "fp32"
 //               target = "bf16"
 #line 1 "store.cu"
@@ -31,7 +30,7 @@ constexpr int step_2 = 4;
 constexpr int step_3 = 9;
 #line 7 "store.cu"
 /* The line below is no text,
-   and the next one is: copied. */
+   and the next one is: converted. */
 #line 10 "store.cu"
 extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
     use(step_1);
@@ -69,8 +68,7 @@ extern "C" __global__ void fp8_column_sums() {}
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     store_fp32_fp32
 //   used by:    block, delayed, rowwise, hp_wgrad, bf16
-//   parameters: accumulate = false
-//               entry = "fp8_store_fp32_fp32"
+//   parameters: entry = "fp8_store_fp32_fp32"
 //               source = "fp32"
 //               target = "fp32"
 #line 1 "store.cu"
@@ -94,8 +92,7 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     store_fp32_fp32_add
 //   used by:    block, delayed, rowwise, hp_wgrad, bf16
-//   parameters: accumulate = true
-//               entry = "fp8_store_fp32_fp32_add"
+//   parameters: entry = "fp8_store_fp32_fp32"
 //               source = "fp32"
 //               target = "fp32"
 #line 1 "store.cu"
@@ -106,9 +103,9 @@ constexpr int step_1 = 1;
 constexpr int step_2 = 4;
 #line 7 "store.cu"
 /* The line below is no text,
-   and the next one is: added. */
+   and the next one is: copied. */
 #line 10 "store.cu"
-extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
+extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
     use(step_1);
     use(step_2);
 #line 12 "store.cu"
@@ -119,8 +116,7 @@ extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     store_bf16_bf16
 //   used by:    block, delayed, bf16
-//   parameters: accumulate = false
-//               entry = "fp8_store_bf16_bf16"
+//   parameters: entry = "fp8_store_bf16_bf16"
 //               source = "bf16"
 //               target = "bf16"
 #line 1 "store.cu"
@@ -144,33 +140,31 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     dequantize_e4m3_block
 //   used by:    block
-//   parameters: entry = "fp8_dequantize_e4m3_block"
-//               format = "e4m3"
+//   parameters: entry = "fp8_dequantize_block"
 //               scaling = "block"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of e4m3: true
+constexpr int mantissa_e4m3 = 3; // of block: false
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of e4m3: false
+constexpr int mantissa_e5m2 = 2; // of block: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e4m3_block() {}
+extern "C" __global__ void fp8_dequantize_block() {}
 
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     dequantize_e4m3_tile
 //   used by:    block
-//   parameters: entry = "fp8_dequantize_e4m3_tile"
-//               format = "e4m3"
+//   parameters: entry = "fp8_dequantize_tile"
 //               scaling = "tile"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of e4m3: true
+constexpr int mantissa_e4m3 = 3; // of tile: false
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of e4m3: false
+constexpr int mantissa_e5m2 = 2; // of tile: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e4m3_tile() {}
+extern "C" __global__ void fp8_dequantize_tile() {}
 
 // Made by fp8gen 0.1.0 from the template transpose.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
@@ -366,17 +360,16 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, c
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     dequantize_e4m3_tensor
 //   used by:    delayed, hp_wgrad
-//   parameters: entry = "fp8_dequantize_e4m3_tensor"
-//               format = "e4m3"
+//   parameters: entry = "fp8_dequantize_tensor"
 //               scaling = "tensor"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of e4m3: true
+constexpr int mantissa_e4m3 = 3; // of tensor: false
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of e4m3: false
+constexpr int mantissa_e5m2 = 2; // of tensor: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e4m3_tensor() {}
+extern "C" __global__ void fp8_dequantize_tensor() {}
 
 // Made by fp8gen 0.1.0 from the template roll.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
@@ -584,17 +577,16 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_row_co128x64c1s8p2g8(bf16 *ou
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     dequantize_e4m3_row
 //   used by:    rowwise, hp_wgrad
-//   parameters: entry = "fp8_dequantize_e4m3_row"
-//               format = "e4m3"
+//   parameters: entry = "fp8_dequantize_row"
 //               scaling = "row"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of e4m3: true
+constexpr int mantissa_e4m3 = 3; // of row: false
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of e4m3: false
+constexpr int mantissa_e5m2 = 2; // of row: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e4m3_row() {}
+extern "C" __global__ void fp8_dequantize_row() {}
 
 // Made by fp8gen 0.1.0 from the template quantize_row.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>

@@ -5,7 +5,7 @@ constexpr int step_$i = $(i * i);
 //%     names[i] = "    use(step_" .. i .. ");"
 //% end
 /* The line below is no text,
-   //% local reason = accumulate and "added" or "copied"
+   //% local reason = source == target and "copied" or "converted"
    and the next one is: $reason. */
 extern "C" __global__ void $entry($target *out, const $source *in) {
 $(table.concat(names, "\n"))
