@@ -280,9 +280,8 @@ typedef struct fp8_model_bytes {
     uint32_t reserved0;
     size_t shards; /* FP8 shards of all layers, of this rank */
     size_t slots;  /* gathered weights: row and transposed copies */
-    size_t
-        grads; /* whole gradients before they are reduced, two of the largest; with EXCHANGE a third for
-                * what arrives */
+    size_t grads;  /* whole gradients before they are reduced, two of the largest; two more for what
+                   * arrives where they are exchanged */
     size_t pool; /* what fp8_model_create allocates on the device, once: the sum and some padding */
     uint64_t reserved[4];
 } fp8_model_bytes;
