@@ -5,13 +5,13 @@ export BUILD
 .PHONY: help all demo test test-gpu bench golden format format-check install clean
 
 help:
-	@echo 'make demo      build, then generate, compile and run a layer of Llama 3 8B (GPU if there is one)'
+	@echo 'make demo      build, then run a layer of Llama 3 8B, on the GPU if there is one'
 	@echo 'make test      build and run the whole suite, without a GPU'
 	@echo 'make test-gpu  run the GPU suite and write tests/gpu/receipt.txt'
 	@echo 'make bench     run the benchmarks of tests/bench on the GPU'
 	@echo 'make all       build the libraries, the program, the examples and the tests'
 	@echo 'make install   install into PREFIX (default /usr/local)'
-	@echo 'make golden    rewrite the golden files and the README's outputs from what the program prints now'
+	@echo 'make golden    rewrite golden files and the outputs in the README from the program'
 	@echo 'make format    lay out the sources with clang-format 14'
 	@echo 'make clean     remove the build folder'
 	@echo

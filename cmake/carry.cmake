@@ -1,5 +1,5 @@
-# Copies the shared libraries of Lua, jansson and cmocka into lib/carried, under their sonames, where
-# the run paths find them: the build folder then runs on a machine that has none of them.
+# Copies the shared libraries of Lua, jansson and cmocka into lib/carried, under their sonames,
+# where the run paths find them: the build folder then runs on a machine that has none of them.
 list(APPEND CMAKE_BUILD_RPATH "$ORIGIN/carried" "$ORIGIN/../lib/carried")
 set(carried ${LUA_LINK_LIBRARIES} ${JANSSON_LINK_LIBRARIES})
 if(FP8GEN_TESTS)

@@ -1,7 +1,7 @@
 # Finds the folder that holds cuda.h, nvrtc.h and cublasLt.h; sets FP8GEN_CUDA_INCLUDE_DIR and
 # FP8GEN_CUDA_VERSION. FindCUDAToolkit wants nvcc; the headers are all that is needed here.
-# Searched: FP8GEN_CUDA_INCLUDE_DIR, CUDAToolkit_ROOT, CUDA_HOME, CUDA_PATH, the toolkit of an nvcc on
-# PATH, /usr/local/cuda, /usr/local/cuda-*, /opt/cuda, then the system's include folders.
+# Searched: FP8GEN_CUDA_INCLUDE_DIR, CUDAToolkit_ROOT, CUDA_HOME, CUDA_PATH, the toolkit of an nvcc
+# on PATH, /usr/local/cuda, /usr/local/cuda-*, /opt/cuda, then the system's include folders.
 set(FP8GEN_CUDA_MINIMUM 12.1)
 
 find_program(FP8GEN_NVCC nvcc)
@@ -36,8 +36,8 @@ if(missing_headers)
     message(FATAL_ERROR "No CUDA toolkit: ${missing_headers} not found.\n"
         "Searched ${cuda_roots} and the system's include folders.\n"
         "Install the CUDA toolkit (${FP8GEN_CUDA_MINIMUM} or newer; "
-        "https://developer.nvidia.com/cuda-downloads), or, where it lies elsewhere, set CUDA_PATH to "
-        "its folder.")
+        "https://developer.nvidia.com/cuda-downloads), or, where it lies elsewhere, set CUDA_PATH "
+        "to its folder.")
 endif()
 
 file(STRINGS "${FP8GEN_CUDA_INCLUDE_DIR}/cuda.h" version_line REGEX "^#define CUDA_VERSION [0-9]+")

@@ -4,12 +4,12 @@
 -- kv_lora_rank 512, num_attention_heads 128, qk_nope_head_dim 128, qk_rope_head_dim 64, v_head_dim
 -- 128, intermediate_size 18432, first_k_dense_replace 3, vocab_size 129280, no biases. The experts
 -- of the other 58 blocks are grouped GEMMs, which are not linear layers of one weight.
--- The first lesson: latent attention makes narrow layers (N = 576 and 1536, K = 512) beside wide ones.
--- At 576 x 7168 the time goes into reading and quantising x, not into the GEMM; see the predicted
--- times of `fp8gen plan`.
--- The second: recipe.block is how the model was trained: x and dy with a scale for each 1 x 128, w for
--- each 128 x 128, everything E4M3, sums promoted every 128. One read makes both copies, and an outlier
--- costs precision in its own 128 alone. The head stays in bf16, as it did there.
+-- The first lesson: latent attention makes narrow layers (N = 576 and 1536, K = 512) beside wide
+-- ones. At 576 x 7168 the time goes into reading and quantising x, not into the GEMM; see the
+-- predicted times of `fp8gen plan`.
+-- The second: recipe.block is how the model was trained: x and dy with a scale for each 1 x 128, w
+-- for each 128 x 128, everything E4M3, sums promoted every 128. One read makes both copies, and an
+-- outlier costs precision in its own 128 alone. The head stays in bf16, as it did there.
 
 local hidden, ffn, vocab, blocks = 7168, 18432, 129280, 3
 local q_rank, kv_rank, heads = 1536, 512, 128

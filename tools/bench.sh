@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# bench.sh - measures on the GPU of this machine and keeps what `fp8gen bench ... --json` prints under
-# tests/bench/results, one file for each benchmark. A new run replaces a file only when it is whole.
+# bench.sh - measures on the GPU of this machine and keeps what `fp8gen bench ... --json` prints
+# under tests/bench/results, one file for each benchmark. A new run replaces a file only when it is
+# whole.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export BUILD=${BUILD:-build}
@@ -28,18 +29,21 @@ measure gemm gemm
 measure quantize quantize
 measure layer layer
 measure host host specs/llama3_8b.lua
-# the four linears of Llama-3 8B over two GPUs; the five of Llama-3 70B over half of the GPUs and over all
+# the four linears of Llama-3 8B over two GPUs; the five of Llama-3 70B over half of the GPUs and
+# over all
 measure_ranks() { # file, GPUs that it needs, options
     local file=$1 needed=$2
     shift 2
     if [ "$gpus" -ge "$needed" ]; then
         measure "$file" shard "$@"
     else
-        echo "fp8gen bench shard $*: needs $needed GPUs, there are $gpus: $results/$file.jsonl stays as it is"
+        echo "fp8gen bench shard $*: needs $needed GPUs, there are $gpus:" \
+            "$results/$file.jsonl stays as it is"
     fi
 }
 # shellcheck disable=SC2054
-block70=(--shape 10240,8192 --shape 8192,8192 --shape 28672,8192 --shape 28672,8192 --shape 8192,28672)
+block70=(--shape 10240,8192 --shape 8192,8192 --shape 28672,8192 --shape 28672,8192
+    --shape 8192,28672)
 measure_ranks shard 2
 measure_ranks shard_x4 4 --ranks 4 --ranks 2 --blocks 2 "${block70[@]}"
 measure_ranks shard_x8 8 --ranks 8 --ranks 4 --blocks 2 "${block70[@]}"

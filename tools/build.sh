@@ -34,7 +34,8 @@ install_packages() {
     local command="apt-get update && apt-get install -y --no-install-recommends $packages"
     local as_root=()
     if ! command -v apt-get >/dev/null 2>&1; then
-        echo "missing: $packages (Debian's names). Install them with this system's package manager." >&2
+        echo "missing: $packages (Debian's names)." \
+            "Install them with this system's package manager." >&2
         exit 3
     fi
     if [ "$(id -u)" != 0 ]; then
@@ -74,7 +75,8 @@ generator=()
 if ! cmake -S . -B "$build" "${generator[@]}" -DFP8GEN_SANITIZE="${FP8GEN_SANITIZE:-}" \
     ${FP8GEN_CMAKE:-} >"$log" 2>&1; then
     if grep -q 'No CUDA toolkit\|is too old' "$log"; then
-        sed -n '/No CUDA toolkit\|is too old/,/^Call Stack/p' "$log" | grep -v '^Call Stack\|^ *$' >&2
+        sed -n '/No CUDA toolkit\|is too old/,/^Call Stack/p' "$log" |
+            grep -v '^Call Stack\|^ *$' >&2
         exit 3
     fi
     cat "$log" >&2
@@ -85,6 +87,7 @@ targets=()
 for target in "$@"; do targets+=(--target "$target"); done
 echo "building $* in $build" >&2
 if ! cmake --build "$build" -j "$jobs" "${targets[@]}" >"$build/build.log" 2>&1; then
-    grep -v '^\[[0-9]*/[0-9]*\] \(Building\|Linking\|Creating\|Embedding\|Re-\)' "$build/build.log" >&2
+    grep -v '^\[[0-9]*/[0-9]*\] \(Building\|Linking\|Creating\|Embedding\|Re-\)' \
+        "$build/build.log" >&2
     exit 1
 fi

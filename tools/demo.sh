@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# demo.sh - builds the program, then generates, compiles and runs one layer of a real model: on the GPU
-# if there is one, else on the host backend. Exit codes as build.sh and fp8gen.
+# demo.sh - builds the program, then generates, compiles and runs one layer of a real model: on the
+# GPU if there is one, else on the host backend. Exit codes as build.sh and fp8gen.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export BUILD=${BUILD:-build}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# format.sh [--check] - lays out C, CUDA and headers with clang-format 14, or says what it would change.
-# Exit codes: 0 done or nothing to change, 1 files need it, 3 no clang-format 14.
+# format.sh [--check] - lays out C, CUDA and headers with clang-format 14, or says what it would
+# change. Exit codes: 0 done or nothing to change, 1 files need it, 3 no clang-format 14.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 tool=$(command -v clang-format-14 || command -v clang-format) || tool=

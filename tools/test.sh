@@ -2,14 +2,15 @@
 # test.sh cpu|gpu [NAME...] - builds and runs the tests and ends with the line
 #   N passed, N failed, N skipped
 #
-# cpu runs every test but those labelled gpu, several at a time. gpu runs those, eight at a time (they
-# spend most of their time in CPU references), and writes tests/gpu/receipt.txt. NAMEs (shell patterns) choose among them. Needs only bash and
-# coreutils once the tests are built, so that a build folder can be carried to a machine without
-# compilers: FP8GEN_NO_BUILD=1 BUILD=folder tools/test.sh gpu.
+# cpu runs every test but those labelled gpu, several at a time. gpu runs those, eight at a time
+# (they spend most of their time in CPU references), and writes tests/gpu/receipt.txt. NAMEs (shell
+# patterns) choose among them. Needs only bash and coreutils once the tests are built, so that a
+# build folder can be carried to a machine without compilers: FP8GEN_NO_BUILD=1 BUILD=folder
+# tools/test.sh gpu.
 #
 # A cmocka program counts as its cases, any other test as one; a program that fails without a failed
-# case (it crashed or ran out of time) is one failed case. FP8_TEST_REQUIRE=gpu: a GPU that is missing
-# is a failure. Exit codes: 0 all passed, 1 failures, 3 the machine lacks something.
+# case (it crashed or ran out of time) is one failed case. FP8_TEST_REQUIRE=gpu: a GPU that is
+# missing is a failure. Exit codes: 0 all passed, 1 failures, 3 the machine lacks something.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 suite=${1:?cpu or gpu}
@@ -40,7 +41,8 @@ run_one() { # name label device kind path
     status=$?
     local passed=0 failed=0 skipped=0
     count() { # word: the number in cmocka's closing lines
-        sed -n "s/^\[  $1 *\] \([0-9][0-9]*\) test(s).*/\1/p" "$log.log" | awk '{ n += $1 } END { print n + 0 }'
+        sed -n "s/^\[  $1 *\] \([0-9][0-9]*\) test(s).*/\1/p" "$log.log" |
+            awk '{ n += $1 } END { print n + 0 }'
     }
     passed=$(count PASSED) failed=$(count FAILED) skipped=$(count SKIPPED)
     if [ $((passed + failed + skipped)) = 0 ]; then
@@ -51,7 +53,8 @@ run_one() { # name label device kind path
     echo "$passed $failed $skipped" >"$log.count"
     if [ "$failed" != 0 ]; then
         [ $status = 124 ] && echo "(ran out of time)" >>"$log.log"
-        printf 'FAIL  %s (exit %d)\n%s\n' "$1" $status "$(tail -n 80 "$log.log" | sed 's/^/      /')"
+        printf 'FAIL  %s (exit %d)\n%s\n' "$1" $status \
+            "$(tail -n 80 "$log.log" | sed 's/^/      /')"
     else
         local note=
         [ "$skipped" != 0 ] && note=", $skipped skipped$(skip_reason "$log.log")"
@@ -91,7 +94,8 @@ if [ "$suite" = gpu ]; then
     gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
     if [ -n "$gpu" ]; then
         files() { # the sources as git lists them, or, without git, as they lie here
-            git ls-files gen templates runtime 2>/dev/null | grep . || find gen templates runtime -type f
+            git ls-files gen templates runtime 2>/dev/null | grep . ||
+                find gen templates runtime -type f
         }
         mkdir -p tests/gpu
         {

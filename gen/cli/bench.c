@@ -1,10 +1,10 @@
 /*
  * bench.c - what the benchmarks share.
  *
- * Rules of measuring: one run, all contenders in turns (clocks and power drift, so only neighbours in
- * time compare), buffer sets in rotation, random data, a warm-up of a second or more, medians. Every
- * turn is enqueued before the last one has finished, so that the device never waits for the host
- * unless the host is what limits. Rows are JSON objects or lines of a table.
+ * Rules of measuring: one run, all contenders in turns (clocks and power drift, so only neighbours
+ * in time compare), buffer sets in rotation, random data, a warm-up of a second or more, medians.
+ * Every turn is enqueued before the last one has finished, so that the device never waits for the
+ * host unless the host is what limits. Rows are JSON objects or lines of a table.
  */
 #include <inttypes.h>
 #include <jansson.h>
@@ -15,7 +15,7 @@
 #include "gen/cli/bench.h"
 #include "gen/cli/random.h"
 
-/* ---- options -------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 #define OPTION_SHAPE(dims, text)                                                                   \
     {                                                                                              \
@@ -151,7 +151,7 @@ int bench_read_shapes(struct bench *bench, int dims, const struct bench_shape *s
     return CLI_DONE;
 }
 
-/* ---- opening and closing -------------------------------------------------------------------------------- */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 static const char *const recipe_names[] = { "current",          "delayed", "rowwise",
                                             "rowwise_hp_wgrad", "block",   "bf16" };
@@ -353,7 +353,7 @@ int bench_fp8_failed(fp8_status status, const struct bench_shape *shape, const c
                           shape->n, shape->k);
 }
 
-/* ---- measuring ------------------------------------------------------------------------------------------ */
+/* ---- measuring ------------------------------------------------------------------------------- */
 
 static int run_all(struct bench_item *items, int count)
 {
@@ -377,8 +377,8 @@ static int warm_up(struct bench *bench, struct bench_item *items, int count, dou
     return code;
 }
 
-/* One round: every item once over all sets, between two events. The first item runs once more before
- * them: while it does, the host gets ahead of the device. */
+/* One round: every item once over all sets, between two events. The first item runs once more
+ * before them: while it does, the host gets ahead of the device. */
 static int run_round(struct bench *bench, struct bench_item *items, int count,
                      fp8_event *events[][2])
 {
@@ -431,7 +431,7 @@ int bench_measure(struct bench *bench, struct bench_item *items, int count, int 
     return code;
 }
 
-/* ---- results -------------------------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 static double ratio_of(const struct bench_result *r)
 {
@@ -498,9 +498,10 @@ void bench_result_print(struct bench *bench, const struct bench_result *r)
         cli_table_cell(t, CLI_PLAIN, "%s", r->baseline_name ? r->baseline_name : "");
 }
 
-/* ---- buffers -------------------------------------------------------------------------------------------- */
+/* ---- buffers --------------------------------------------------------------------------------- */
 
-/* Set 0 comes from the host; the others are copies of it, turned by a part, so that no two are alike. */
+/* Set 0 comes from the host; the others are copies of it, turned by a part, so that no two are
+ * alike. */
 static int fill_sets(struct bench *bench, struct bench_buffers *buffers, double sigma,
                      uint64_t seed)
 {

@@ -1,5 +1,6 @@
 /*
- * bench.h - what the benchmarks share: shapes, buffers in rotation, interleaved rounds, result rows.
+ * bench.h - what the benchmarks share: shapes, buffers in rotation, interleaved rounds, result
+ * rows.
  */
 #ifndef FP8GEN_CLI_BENCH_H
 #define FP8GEN_CLI_BENCH_H
@@ -9,7 +10,8 @@
 #include "gen/cli/cuda.h"
 #include "gen/cli/device.h"
 
-/* Buffer sets in rotation, so that L2 does not serve a repeat with what the one before left there. */
+/* Buffer sets in rotation, so that L2 does not serve a repeat with what the one before left
+ * there. */
 enum { BENCH_SETS = 3, BENCH_MAX_ITEMS = 32, BENCH_MAX_SHAPES = 64, BENCH_MAX_RECIPES = 8 };
 
 struct bench_values {
@@ -50,8 +52,8 @@ int bench_read_shapes(struct bench *bench, int dims, const struct bench_shape *s
 int bench_open_gpu(struct bench *bench);
 /* What stands before the rows. */
 void bench_print_header(const struct bench *bench, const char *what);
-/* Opens the GPU, builds and opens a bundle of one layer per shape and recipe (`fields`: more fields of each
- * layer, as Lua) and prints the header. what: "layer", ... */
+/* Opens the GPU, builds and opens a bundle of one layer per shape and recipe (`fields`: more fields
+ * of each layer, as Lua) and prints the header. what: "layer", ... */
 int bench_open(struct bench *bench, const char *what, const char *fields);
 /* Reads --recipe, or takes the given ones; without a call there is one recipe, "current". */
 int bench_read_recipes(struct bench *bench, const char *const *standard, int count);
@@ -60,7 +62,8 @@ struct bench_shape bench_shape_of(const struct bench *bench, int shape, int reci
 /* Prints the table and closes everything; returns code. */
 int bench_close(struct bench *bench, int code);
 
-/* Something to measure: run(user, set) enqueues the work on the device's stream; returns an exit code. */
+/* Something to measure: run(user, set) enqueues the work on the device's stream; returns an exit
+ * code. */
 struct bench_item {
     int (*run)(void *user, int set);
     void *user;

@@ -1,10 +1,10 @@
 /*
  * bench_framework.c - the host time of a framework's bf16 linear layer, for a run of `bench host`.
  *
- * In: shapes. Out: microseconds of one forward call of torch.nn.Linear as training makes it (autograd
- * on), measured as ours is: the clock around one call, the device drained every few calls. A Python
- * interpreter of its own does it (FP8GEN_PYTHON, or python3); where that has no PyTorch with CUDA, the
- * reason is told and nothing is compared. Knows nothing of our layers.
+ * In: shapes. Out: microseconds of one forward call of torch.nn.Linear as training makes it
+ * (autograd on), measured as ours is: the clock around one call, the device drained every few
+ * calls. A Python interpreter of its own does it (FP8GEN_PYTHON, or python3); where that has no
+ * PyTorch with CUDA, the reason is told and nothing is compared. Knows nothing of our layers.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +19,8 @@
 
 extern char **environ;
 
-/* Arguments: M,N,K,calls for each shape. Prints "is <name>", then microseconds for each, or "no <reason>". */
+/* Arguments: M,N,K,calls for each shape. Prints "is <name>", then microseconds for each, or "no
+ * <reason>". */
 static const char script[] =
     "import sys, time\n"
     "def measure(m, n, k, calls):\n"

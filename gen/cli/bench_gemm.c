@@ -1,10 +1,12 @@
 /*
- * bench_gemm.c - `fp8gen bench gemm`: generated GEMMs against the best of cuBLASLt and against bf16.
+ * bench_gemm.c - `fp8gen bench gemm`: generated GEMMs against the best of cuBLASLt and against
+ * bf16.
  *
- * A row is one GEMM: the generated kernels, all FP8 algorithms of cuBLASLt with the same accumulation
- * on the same operands, and all its bf16 algorithms, in turns in one run (gemm_contest.c). The value of
- * a row is the fastest generated kernel that takes part; with it stands what the plan's own choice
- * reaches. Rows are printed as they finish, so that a run that is cut keeps what it has.
+ * A row is one GEMM: the generated kernels, all FP8 algorithms of cuBLASLt with the same
+ * accumulation on the same operands, and all its bf16 algorithms, in turns in one run
+ * (gemm_contest.c). The value of a row is the fastest generated kernel that takes part; with it
+ * stands what the plan's own choice reaches. Rows are printed as they finish, so that a run that is
+ * cut keeps what it has.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -72,7 +74,7 @@ struct gemm_bench {
     struct tally tallies[CASES];
 };
 
-/* ---- what is measured --------------------------------------------------------------------------------------- */
+/* ---- what is measured ------------------------------------------------------------------------ */
 
 static int read_cases(struct gemm_bench *b)
 {
@@ -96,7 +98,8 @@ static bool is_odd(const struct bench_shape *shape)
     return shape->n % 16 != 0;
 }
 
-/* The standard odd shape is for its own case; shapes that the user gave are measured in all cases. */
+/* The standard odd shape is for its own case; shapes that the user gave are measured in all
+ * cases. */
 static bool takes_part(const struct gemm_bench *b, int which, const struct bench_shape *shape)
 {
     if (which == ODD_N)
@@ -150,7 +153,7 @@ static void add_layers(struct gemm_bench *b, struct gemm_room *room, struct gemm
     }
 }
 
-/* ---- rows --------------------------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 static double tflops(const struct gemm_contender *c)
 {
@@ -297,7 +300,7 @@ static void print_means(const struct gemm_bench *b)
     }
 }
 
-/* ---- one row --------------------------------------------------------------------------------------------------------- */
+/* ---- one row --------------------------------------------------------------------------------- */
 
 static int add_bf16(struct gemm_bench *b, struct gemm_contest *contest,
                     const struct gemm_problem *problem)
@@ -403,7 +406,7 @@ static int measure_row(struct gemm_bench *b, int which, const struct bench_shape
     return code;
 }
 
-/* ---- shapes ------------------------------------------------------------------------------------------------------------ */
+/* ---- shapes ---------------------------------------------------------------------------------- */
 
 /* Layers of all candidates for a shape, its operands quantised. */
 static int open_layers(struct gemm_bench *b, struct gemm_data *data, fp8_layer **layers[2],

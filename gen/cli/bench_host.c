@@ -1,13 +1,14 @@
 /*
  * bench_host.c - `fp8gen bench host`: microseconds of host time that one call of each pass takes.
  *
- * The clock stands around one call; nothing is synchronised inside, but after every few calls (outside
- * the clock) the stream is drained, so that a full launch queue never blocks the call that is measured.
- * All calls take turns, in several rounds, so that what disturbs the machine for a while meets each of them
- * a little and none of them for good; each round first makes some calls that do not count.
- * The baseline of fprop is a framework's bf16 linear in the same run, where there is one; of the other
- * passes with a GEMM, and else of fprop, one bf16 cublasLtMatmul with a fixed algorithm. The number of
- * launches says what the pass does in that time. With a spec, how long its model takes to start.
+ * The clock stands around one call; nothing is synchronised inside, but after every few calls
+ * (outside the clock) the stream is drained, so that a full launch queue never blocks the call that
+ * is measured. All calls take turns, in several rounds, so that what disturbs the machine for a
+ * while meets each of them a little and none of them for good; each round first makes some calls
+ * that do not count. The baseline of fprop is a framework's bf16 linear in the same run, where
+ * there is one; of the other passes with a GEMM, and else of fprop, one bf16 cublasLtMatmul with a
+ * fixed algorithm. The number of launches says what the pass does in that time. With a spec, how
+ * long its model takes to start.
  */
 #include <stdio.h>
 #include <stdlib.h>

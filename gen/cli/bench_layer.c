@@ -1,10 +1,10 @@
 /*
  * bench_layer.c - `fp8gen bench layer`: a whole FP8 layer against bf16, and its parts.
  *
- * Contenders, all in turns in one run: forward + backward in FP8 with and without the weight update;
- * the three bf16 GEMMs, each by the fastest of all cuBLASLt algorithms; each quantise pass against a
- * plain copy of the same bytes (bench_recipe_bytes); each FP8 GEMM with one scale a tensor against the
- * fastest of all cuBLASLt FP8 algorithms on the same operands. Recipe by recipe.
+ * Contenders, all in turns in one run: forward + backward in FP8 with and without the weight
+ * update; the three bf16 GEMMs, each by the fastest of all cuBLASLt algorithms; each quantise pass
+ * against a plain copy of the same bytes (bench_recipe_bytes); each FP8 GEMM with one scale a
+ * tensor against the fastest of all cuBLASLt FP8 algorithms on the same operands. Recipe by recipe.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ struct contest {
     size_t copy_bytes[3]; /* for w, x, dy */
 };
 
-/* ---- baselines ------------------------------------------------------------------------------------------ */
+/* ---- baselines ------------------------------------------------------------------------------- */
 
 static struct baseline_matrix matrix_of(const struct bench_buffers *buffers, fp8_dtype dtype,
                                         int64_t ld, bool across)
@@ -120,7 +120,7 @@ static int make_copies(struct contest *c)
     return code ? code : bench_buffers_create(c->ours.bench, &c->copy_target, largest, 0, 0);
 }
 
-/* ---- items ---------------------------------------------------------------------------------------------- */
+/* ---- items ----------------------------------------------------------------------------------- */
 
 static int run_kept(void *user, int set)
 {
@@ -214,7 +214,7 @@ static void make_items(struct contest *c, struct bench_item items[ITEMS])
             (struct bench_item){ c->fp8[i] ? baseline_gemm_run : run_nothing, c->fp8[i], 0 };
 }
 
-/* ---- rows ----------------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 static void print_layer_rows(struct contest *c, const struct bench_item items[ITEMS])
 {

@@ -22,12 +22,12 @@ struct bench_layer {
     bool with_weight; /* w and its operand are there */
 };
 
-/* Which tensors a benchmark needs: GEMMs want all, quantising x and dy, and w where it is as large as they
- * are. recipe: that of the shape's layer. */
+/* Which tensors a benchmark needs: GEMMs want all, quantising x and dy, and w where it is as large
+ * as they are. recipe: that of the shape's layer. */
 int bench_layer_create(struct bench_layer *b, struct bench *bench, const struct bench_shape *shape,
                        const char *recipe, bool gemms);
-/* Bytes an element that quantising moves: 4 where one read gives both copies, 6 where an amax comes first,
- * 3 for a row copy alone, 0 where nothing is quantised. */
+/* Bytes an element that quantising moves: 4 where one read gives both copies, 6 where an amax comes
+ * first, 3 for a row copy alone, 0 where nothing is quantised. */
 int bench_recipe_bytes(const char *recipe);
 /* Whether its scales are of whole tensors. */
 bool bench_recipe_of_tensors(const char *recipe);

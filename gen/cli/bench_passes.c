@@ -1,8 +1,9 @@
 /*
  * bench_passes.c - a layer with its tensors in every buffer set, and its passes as bench items.
  *
- * x, w and dy hold normal data; operands are filled once, so that a pass can be measured alone. Each
- * set has its own weight operand; the version counts up, so that a weight update is never skipped.
+ * x, w and dy hold normal data; operands are filled once, so that a pass can be measured alone.
+ * Each set has its own weight operand; the version counts up, so that a weight update is never
+ * skipped.
  */
 #include <string.h>
 
@@ -147,7 +148,7 @@ void bench_layer_destroy(struct bench_layer *b)
     b->layer = NULL;
 }
 
-/* ---- passes --------------------------------------------------------------------------------------------- */
+/* ---- passes ---------------------------------------------------------------------------------- */
 
 static fp8_call call_of(const struct bench_layer *b)
 {

@@ -1,12 +1,12 @@
 /*
  * bench_quantize.c - `fp8gen bench quantize`: quantising with both copies against a plain copy.
  *
- * A tensor of rows x cols becomes the row copy and the transposed copy, recipe by recipe. Bytes are counted
- * as the recipe must move them: 4 an element where one read gives both copies (read 2, write 1 + 1), 6 where
- * an amax of the tensor or of its columns comes first, 3 for a row copy alone. The baseline is a device copy
- * that reads and writes as many bytes together, in the same run. What L2 serves makes ratios above what the
- * memory alone would allow: figures are given as they are. found_inf and scales ride along; dbias is a case
- * of its own.
+ * A tensor of rows x cols becomes the row copy and the transposed copy, recipe by recipe. Bytes are
+ * counted as the recipe must move them: 4 an element where one read gives both copies (read 2,
+ * write 1 + 1), 6 where an amax of the tensor or of its columns comes first, 3 for a row copy
+ * alone. The baseline is a device copy that reads and writes as many bytes together, in the same
+ * run. What L2 serves makes ratios above what the memory alone would allow: figures are given as
+ * they are. found_inf and scales ride along; dbias is a case of its own.
  */
 #include <stdio.h>
 

@@ -1,10 +1,10 @@
 /*
  * bench_start.c - how long a model takes to start: cold, warm, and the look-up of a layer.
  *
- * Cold: a process of its own (this program, `build`) with an empty cache, two compile threads: what a
- * node pays that has never seen the spec. Warm, with the GPU: a bundle opened and all its layers made;
- * and the same through the provider and the cache, which also finds the bundle. Look-up: a layer that is
- * ready, by its description. Medians of a few rounds, each in a context of its own.
+ * Cold: a process of its own (this program, `build`) with an empty cache, two compile threads: what
+ * a node pays that has never seen the spec. Warm, with the GPU: a bundle opened and all its layers
+ * made; and the same through the provider and the cache, which also finds the bundle. Look-up: a
+ * layer that is ready, by its description. Medians of a few rounds, each in a context of its own.
  */
 #include <errno.h>
 #include <spawn.h>
@@ -49,7 +49,7 @@ static void print_row(const struct start *s, const char *name, const char *pass,
     bench_result_print(s->bench, &row);
 }
 
-/* ---- cold ---------------------------------------------------------------------------------------------- */
+/* ---- cold ------------------------------------------------------------------------------------ */
 
 /* fp8gen build SPEC with an empty cache; the exit code. */
 static int build_cold(const struct start *s, const char *cache, const char *bundle)
@@ -104,7 +104,7 @@ static int measure_cold(struct start *s)
     return code;
 }
 
-/* ---- warm ---------------------------------------------------------------------------------------------- */
+/* ---- warm ------------------------------------------------------------------------------------ */
 
 static fp8_status open_context(const struct start *s, fp8_context **context)
 {
@@ -198,7 +198,7 @@ static int measure_warm(struct start *s)
     return CLI_DONE;
 }
 
-/* ---- all ------------------------------------------------------------------------------------------------ */
+/* ---- all ------------------------------------------------------------------------------------- */
 
 static int read_spec(struct start *s)
 {

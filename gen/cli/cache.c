@@ -21,7 +21,7 @@ static int failed(fp8gen_status status)
     return (int)status;
 }
 
-/* ---- path ---------------------------------------------------------------------------------------------- */
+/* ---- path ------------------------------------------------------------------------------------ */
 
 static int run_path(const void *v, int count, char **operands)
 {
@@ -34,7 +34,7 @@ static int run_path(const void *v, int count, char **operands)
     return CLI_DONE;
 }
 
-/* ---- list and verify ------------------------------------------------------------------------------------- */
+/* ---- list and verify ------------------------------------------------------------------------- */
 
 struct listing {
     struct cli_table *table;
@@ -112,7 +112,7 @@ static int run_verify(const void *v, int count, char **operands)
     return CLI_MACHINE;
 }
 
-/* ---- trim -------------------------------------------------------------------------------------------------- */
+/* ---- trim ------------------------------------------------------------------------------------ */
 
 static int run_trim(const void *v, int count, char **operands)
 {

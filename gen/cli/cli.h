@@ -25,7 +25,7 @@ enum cli_exit {
     CLI_BUG = 4,     /* a bug of fp8gen, or a bound on accuracy that was missed */
 };
 
-/* ---- options.c: one table per command feeds parsing, help and errors ------------------------------ */
+/* ---- options.c: one table per command feeds parsing, help and errors ------------------------- */
 
 enum cli_kind {
     CLI_FLAG,   /* bool */
@@ -83,14 +83,16 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, void *va
 void cli_release(const struct cli_command *command, void *values);
 /* The name of `count` names nearest to `word`; NULL if none is near. */
 const char *cli_nearest(const char *word, const char *const *names, int count);
-/* The hint to a word that is none of the names: the nearest, else all of them after `all` ("the cases are"). */
+/* The hint to a word that is none of the names: the nearest, else all of them after `all` ("the
+ * cases are"). */
 void cli_hint_names(const char *word, const char *const *names, int count, const char *all);
-/* Where the word of an option stands among the names of a kind ("case"); -1 after an error was printed. */
+/* Where the word of an option stands among the names of a kind ("case"); -1 after an error was
+ * printed. */
 int cli_find_name(const char *option, const char *kind, const char *word, const char *const *names,
                   int count);
 void cli_print_options(const struct cli_option *options);
-/* Seconds of an option given as text: a number above 0, or `fallback` if text is NULL. Prints what is
- * wrong and returns an exit code. */
+/* Seconds of an option given as text: a number above 0, or `fallback` if text is NULL. Prints what
+ * is wrong and returns an exit code. */
 int cli_read_seconds(const char *option, const char *text, double fallback, double *seconds);
 
 /* Options of several commands. */
@@ -133,7 +135,7 @@ extern const struct cli_command cli_check_command, cli_plan_command, cli_expand_
 extern const struct cli_command cli_cache_path_command, cli_cache_list_command,
     cli_cache_trim_command, cli_cache_verify_command;
 
-/* ---- environment.c --------------------------------------------------------------------------------- */
+/* ---- environment.c --------------------------------------------------------------------------- */
 
 enum cli_variable {
     CLI_ENV_TEMPLATE_DIR,
@@ -157,11 +159,11 @@ const char *cli_environment_name(enum cli_variable variable);
 void cli_print_environment(void);
 /* Warns once of a value that has no effect. */
 void cli_check_environment(void);
-/* Whether a variable that names a library (CLI_ENV_NVRTC_PATH) is set, but not to the copy in use; text
- * says why and which that is. */
+/* Whether a variable that names a library (CLI_ENV_NVRTC_PATH) is set, but not to the copy in use;
+ * text says why and which that is. */
 bool cli_unused_library(enum cli_variable variable, const char *used, char *text, size_t size);
 
-/* ---- terminal.c ------------------------------------------------------------------------------------ */
+/* ---- terminal.c ------------------------------------------------------------------------------ */
 
 enum cli_style { CLI_PLAIN, CLI_BOLD, CLI_DIM, CLI_GREEN, CLI_RED, CLI_YELLOW };
 
@@ -183,11 +185,11 @@ void cli_progress(const char *format, ...) __attribute__((format(printf, 1, 2)))
 void cli_progress_end(void);
 /* True once stdout cannot be written any more: a command that runs long may stop. */
 bool cli_output_broken(void);
-/* Flushes stdout; returns code, or CLI_MACHINE if the results could not be written. A closed pipe is
- * not an error and says nothing. */
+/* Flushes stdout; returns code, or CLI_MACHINE if the results could not be written. A closed pipe
+ * is not an error and says nothing. */
 int cli_output_close(int code);
 
-/* ---- session.c: calls into libfp8gen, its diagnostics ------------------------------------------------ */
+/* ---- session.c: calls into libfp8gen, its diagnostics ---------------------------------------- */
 
 struct cli_spec {
     const char *path;
@@ -196,17 +198,16 @@ struct cli_spec {
     const char *max_tokens;
     const char *recipe;
     const char *tuning; /* a tuning file; NULL = none */
-    const char *
-        gemm; /* "generated", "cublaslt" or a configuration for every GEMM; NULL = the plan's choice */
+    const char *gemm;   /* --gemm: what every GEMM is computed by; NULL = the plan's choice */
     const char *fsdp;   /* ranks; NULL = as the spec says */
     const char *shrink; /* "true": dims cut (shrink.lua); NULL = as the spec says */
 };
 
-/* Opens a session and loads the spec, and prints nothing. *gen is left open for its diagnostics where it
- * could be opened at all. text, if not NULL, is the spec itself and path its name. */
+/* Opens a session and loads the spec, and prints nothing. *gen is left open for its diagnostics
+ * where it could be opened at all. text, if not NULL, is the spec itself and path its name. */
 fp8gen_status cli_spec_load(const struct cli_spec *spec, const char *text, fp8gen **gen);
-/* Opens a session and loads the spec; path "-" is standard input. On failure the diagnostics are printed,
- * *gen is NULL and the exit code is returned. */
+/* Opens a session and loads the spec; path "-" is standard input. On failure the diagnostics are
+ * printed, *gen is NULL and the exit code is returned. */
 int cli_spec_open(const struct cli_spec *spec, const char *text, fp8gen **gen);
 /* With -v, after a build for `archs`: says so if FP8_NVRTC_PATH was set and not used. */
 void cli_note_nvrtc(fp8gen *gen, const char *archs);
@@ -218,15 +219,16 @@ void cli_gen_log(void *user, int level, const char *message);
 int cli_fp8_failed(fp8_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* ---- files.c ----------------------------------------------------------------------------------------- */
+/* ---- files.c --------------------------------------------------------------------------------- */
 
-/* A new private folder in `parent` (NULL: TMPDIR or /tmp) that is removed by cli_temp_remove, and if a
- * signal ends the program. prefix is the start of its name. */
+/* A new private folder in `parent` (NULL: TMPDIR or /tmp) that is removed by cli_temp_remove, and
+ * if a signal ends the program. prefix is the start of its name. */
 int cli_temp_create(const char *parent, const char *prefix, char **path);
 void cli_temp_remove(const char *path);
 /* The guard of fp8gen_build_options: the build's folder goes too if a signal ends the program. */
 void cli_temp_guard(void *user, int32_t hold, const char *path);
-/* Does not return once a signal is ending the program: what failed since then failed because of it. */
+/* Does not return once a signal is ending the program: what failed since then failed because of
+ * it. */
 void cli_wait_if_ending(void);
 /* The folder is finished and becomes `path`. An existing folder there is replaced. */
 int cli_temp_publish(const char *temp, const char *path);
@@ -238,21 +240,21 @@ int cli_write_file(const char *path, const void *data, size_t bytes);
 int cli_try_file(const char *path);
 bool cli_is_folder(const char *path);
 
-/* ---- watchdog.c: work on the device that may never end ------------------------------------------------ */
+/* ---- watchdog.c: work on the device that may never end --------------------------------------- */
 
 /* From now on `what` must be over within so many seconds; else the program says so and ends with
  * CLI_BUG: a kernel that hangs blocks every call that waits for it. what lives until the disarm. */
 int cli_watchdog_arm(const char *what, double seconds);
 void cli_watchdog_disarm(void);
 
-/* ---- measure.c ------------------------------------------------------------------------------------------ */
+/* ---- measure.c ------------------------------------------------------------------------------- */
 
 /* Of a clock that only runs forward. */
 double cli_seconds(void);
 /* Sorts the samples; of an even number the upper one. */
 double cli_median(double *samples, int count);
 
-/* ---- table.c: aligned text tables ---------------------------------------------------------------------- */
+/* ---- table.c: aligned text tables ------------------------------------------------------------ */
 
 struct cli_table;
 /* columns: names; a name that starts with '>' is right-aligned. */
@@ -267,7 +269,7 @@ char *cli_format_bytes(char text[32], double bytes);
 char *cli_format_flops(char text[32], double flops);
 char *cli_format_seconds(char text[32], double seconds);
 
-/* ---- parallel.c ------------------------------------------------------------------------------------------ */
+/* ---- parallel.c ------------------------------------------------------------------------------ */
 
 int cli_cores(void);
 /* Calls run(user, index) for index 0..count on all cores. */

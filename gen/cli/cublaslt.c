@@ -71,7 +71,7 @@ static int lt_failed(cublasStatus_t status, const char *what)
     return CLI_MACHINE;
 }
 
-/* ---- the library ---------------------------------------------------------------------------------------- */
+/* ---- the library ----------------------------------------------------------------------------- */
 
 int baseline_create(struct bench *bench, struct baseline **baseline)
 {
@@ -116,7 +116,7 @@ void baseline_destroy(struct baseline *b)
     free(b);
 }
 
-/* ---- one GEMM ------------------------------------------------------------------------------------------- */
+/* ---- one GEMM -------------------------------------------------------------------------------- */
 
 static cudaDataType_t type_of(fp8_dtype dtype)
 {
@@ -134,8 +134,8 @@ static cudaDataType_t type_of(fp8_dtype dtype)
     }
 }
 
-/* A row-major [vectors, depth] matrix is column-major [depth, vectors], and one stored across the other
- * way about. */
+/* A row-major [vectors, depth] matrix is column-major [depth, vectors], and one stored across the
+ * other way about. */
 static cublasStatus_t make_layout(const struct baseline *b, const struct baseline_matrix *m,
                                   int64_t vectors, int64_t depth, cublasLtMatrixLayout_t *layout)
 {
@@ -215,8 +215,8 @@ int baseline_gemm_run(void *user, int set)
     return status ? lt_failed(status, "cublasLtMatmul") : CLI_DONE;
 }
 
-/* Seconds of one run of the algorithm: the better of two turns over all sets, after one that only warms;
- * negative if it does not run. */
+/* Seconds of one run of the algorithm: the better of two turns over all sets, after one that only
+ * warms; negative if it does not run. */
 static int time_algorithm(struct baseline_gemm *g, int algorithm, fp8_event *events[2],
                           double *seconds)
 {

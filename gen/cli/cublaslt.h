@@ -31,8 +31,8 @@ struct baseline_gemm_shape {
 
 struct baseline_gemm;
 
-/* Asks for up to 128 algorithms and measures none. *gemm is NULL, and the code CLI_DONE, if cuBLASLt has
- * none for this shape. */
+/* Asks for up to 128 algorithms and measures none. *gemm is NULL, and the code CLI_DONE, if
+ * cuBLASLt has none for this shape. */
 int baseline_gemm_open(struct baseline *baseline, const struct baseline_gemm_shape *shape,
                        struct baseline_gemm **gemm);
 /* How many algorithms were offered, whether they run or not. */

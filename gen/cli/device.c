@@ -169,7 +169,7 @@ int cli_device_bundle(const struct cli_device *device, fp8gen *gen, fp8_bundle *
     return code;
 }
 
-/* ---- buffers -------------------------------------------------------------------------------------------- */
+/* ---- buffers --------------------------------------------------------------------------------- */
 
 int cli_buffer_create(const struct cli_device *device, size_t bytes, bool mirrored,
                       struct cli_buffer *buffer)

@@ -21,7 +21,8 @@ int cli_device_open_at(const char *choice, int ordinal, int threads, struct cli_
 void cli_device_close(struct cli_device *device);
 int cli_device_synchronize(const struct cli_device *device);
 
-/* Builds the spec's bundle for the device into a temporary folder, opens it and removes the folder. */
+/* Builds the spec's bundle for the device into a temporary folder, opens it and removes the
+ * folder. */
 int cli_device_bundle(const struct cli_device *device, fp8gen *gen, fp8_bundle **bundle);
 /* Builds it and leaves it in a temporary folder, which cli_device_built removes. */
 int cli_device_build(const struct cli_device *device, fp8gen *gen, char **folder, char **path);

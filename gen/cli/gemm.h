@@ -2,16 +2,16 @@
  * gemm.h - what `fp8gen bench gemm` and `fp8gen tune` share: generated candidates as bundles, the
  * tensors of a shape, and contests between GEMM kernels.
  *
- * A candidate is one configuration of the GEMM template for every GEMM of a model of layers; each is a
- * bundle of its own, so that nothing is measured that a user could not run. Accumulation is a property
- * of a configuration, so there are two models of the same layers: all fast and all split.
+ * A candidate is one configuration of the GEMM template for every GEMM of a model of layers; each
+ * is a bundle of its own, so that nothing is measured that a user could not run. Accumulation is a
+ * property of a configuration, so there are two models of the same layers: all fast and all split.
  */
 #ifndef FP8GEN_CLI_GEMM_H
 #define FP8GEN_CLI_GEMM_H
 
 #include "gen/cli/cublaslt.h"
 
-/* ---- gemm_set.c: candidates ---------------------------------------------------------------------------- */
+/* ---- gemm_set.c: candidates ------------------------------------------------------------------ */
 
 /* A layer of the model of every candidate. */
 struct gemm_layer {
@@ -41,21 +41,22 @@ struct gemm_set {
     int count;
 };
 
-/* Which candidates take part: "all" (NULL), "plan" or names with commas. with_plan: the plan's own choice
- * too. wanted: fast and split accumulation. Opens no device. */
+/* Which candidates take part: "all" (NULL), "plan" or names with commas. with_plan: the plan's own
+ * choice too. wanted: fast and split accumulation. Opens no device. */
 int gemm_set_choose(struct gemm_set *set, const char *which, bool with_plan, const bool wanted[2]);
-/* Builds and opens them, compiling on all cores. One that cannot be built is left out with a warning;
- * the plan's must be. */
+/* Builds and opens them, compiling on all cores. One that cannot be built is left out with a
+ * warning; the plan's must be. */
 int gemm_set_build(struct gemm_set *set);
 void gemm_set_close(struct gemm_set *set);
 /* A layer of every candidate of that accumulation, in order; NULL where there is none. */
 int gemm_set_layers(const struct gemm_set *set, int layer, bool split, fp8_layer **layers);
-/* The generated kernel that a candidate's bundle gives a GEMM of m tokens; NULL: it is cuBLASLt's. */
+/* The generated kernel that a candidate's bundle gives a GEMM of m tokens; NULL: it is
+ * cuBLASLt's. */
 const char *gemm_set_kernel(const struct gemm_candidate *candidate, const char *layer,
                             fp8_pass pass, int64_t m, bool accumulate);
 void gemm_set_free_layers(const struct gemm_set *set, fp8_layer **layers);
 
-/* ---- gemm_data.c: tensors -------------------------------------------------------------------------------- */
+/* ---- gemm_data.c: tensors -------------------------------------------------------------------- */
 
 /* Memory for the largest of several shapes, in every buffer set. */
 struct gemm_room {
@@ -98,7 +99,7 @@ struct baseline_gemm_shape gemm_baseline_shape(const struct gemm_problem *proble
 /* Enqueues it on a layer of a candidate. */
 fp8_status gemm_run(const struct gemm_problem *problem, const fp8_layer *layer, int set);
 
-/* ---- gemm_check.c: is the product right? ------------------------------------------------------------------- */
+/* ---- gemm_check.c: is the product right? ----------------------------------------------------- */
 
 struct gemm_check;
 /* Sums in float64 over sampled rows and columns of set 0. */
@@ -106,10 +107,11 @@ int gemm_check_create(const struct gemm_problem *problem, struct gemm_check **ch
 void gemm_check_destroy(struct gemm_check *check);
 /* Fills out of set 0 with what a missing store would leave. Call before the GEMM. */
 int gemm_check_prepare(const struct gemm_check *check);
-/* Compares out of set 0 with the sums and with the first product that was right. why is "" if it is. */
+/* Compares out of set 0 with the sums and with the first product that was right. why is "" if it
+ * is. */
 int gemm_check_verify(struct gemm_check *check, double *error, char why[96]);
 
-/* ---- gemm_contest.c: who is fastest -------------------------------------------------------------------------- */
+/* ---- gemm_contest.c: who is fastest ---------------------------------------------------------- */
 
 enum gemm_group { GEMM_GENERATED, GEMM_CUBLASLT, GEMM_BF16, GEMM_TWIN, GEMM_GROUPS };
 

@@ -1,11 +1,12 @@
 /*
  * gemm_check.c - whether a contender's product is right, before its speed counts.
  *
- * In: a GEMM whose operands are on the device. Sums in float64 over the operands as quantised tell at
- * sampled places what must come out; the whole sampled rows are then compared with those of the first
- * contender that was right, so that every column is seen. out is filled with one byte before, so that
- * a tile that was not stored is found, and so that an accumulating GEMM has something to add to. The
- * bounds are twice those of the accuracy promise: a candidate is judged here, not the promise.
+ * In: a GEMM whose operands are on the device. Sums in float64 over the operands as quantised tell
+ * at sampled places what must come out; the whole sampled rows are then compared with those of the
+ * first contender that was right, so that every column is seen. out is filled with one byte before,
+ * so that a tile that was not stored is found, and so that an accumulating GEMM has something to
+ * add to. The bounds are twice those of the accuracy promise: a candidate is judged here, not the
+ * promise.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -1,11 +1,11 @@
 /*
  * gemm_contest.c - finds the fastest of many GEMM kernels, fairly and in bounded time.
  *
- * Three stages. Each contender alone, once: does it run, is its product right, about how long does it
- * take. Then those near the best of their group, all in turns over rotated buffers. Then the two best
- * of each group (and what must stay, the plan's choice), all in turns, more rounds: these are the
- * figures. Contenders of all groups meet in the same rounds, because only neighbours in time compare.
- * A watchdog stands by: a kernel that never ends would block everything.
+ * Three stages. Each contender alone, once: does it run, is its product right, about how long does
+ * it take. Then those near the best of their group, all in turns over rotated buffers. Then the two
+ * best of each group (and what must stay, the plan's choice), all in turns, more rounds: these are
+ * the figures. Contenders of all groups meet in the same rounds, because only neighbours in time
+ * compare. A watchdog stands by: a kernel that never ends would block everything.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@
 #define FINALISTS 2
 #define TOO_SLOW 0.2 /* seconds of one run that is not worth a second one */
 
-/* ---- the list -------------------------------------------------------------------------------------------------- */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 static struct gemm_contender *add(struct gemm_contest *contest)
 {
@@ -163,7 +163,7 @@ int gemm_contest_members(const struct gemm_contest *contest, enum gemm_group gro
     return count;
 }
 
-/* ---- first stage: alone ------------------------------------------------------------------------------------------ */
+/* ---- first stage: alone ---------------------------------------------------------------------- */
 
 /* Enqueues one run; false: it was refused, and why is set. */
 static bool enqueue(struct gemm_contender *c, int set)
@@ -264,7 +264,7 @@ static int first_stage(struct gemm_contest *contest)
     return code;
 }
 
-/* ---- the others: in turns ------------------------------------------------------------------------------------------ */
+/* ---- the others: in turns -------------------------------------------------------------------- */
 
 /* How many of the group are faster, by the stage they have all been in. */
 static int place_of(const struct gemm_contest *contest, const struct gemm_contender *c)

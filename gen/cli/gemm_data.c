@@ -1,9 +1,9 @@
 /*
  * gemm_data.c - the tensors of one shape in every buffer set, and one GEMM on them.
  *
- * Memory is taken once for the largest shape and used for all: the bf16 tensors are one run of random
- * normal numbers of which a shape takes as many as it needs, the operands are quantised again for each
- * shape, and every contender writes into the same outputs.
+ * Memory is taken once for the largest shape and used for all: the bf16 tensors are one run of
+ * random normal numbers of which a shape takes as many as it needs, the operands are quantised
+ * again for each shape, and every contender writes into the same outputs.
  */
 #include <string.h>
 
@@ -142,7 +142,7 @@ int gemm_data_fill(struct gemm_data *data, const struct gemm_layer *layer, int64
     return code ? code : cli_device_synchronize(&data->bench->device);
 }
 
-/* ---- one GEMM ------------------------------------------------------------------------------------------------ */
+/* ---- one GEMM -------------------------------------------------------------------------------- */
 
 struct gemm_problem gemm_problem_of(struct gemm_data *data, fp8_pass pass, bool split,
                                     bool accumulate)

@@ -2,9 +2,10 @@
  * gemm_set.c - generated candidates: one bundle for each configuration of the GEMM template.
  *
  * In: layers and which candidates are wanted. Out: open bundles. The list of configurations is the
- * library's; a bundle is built with that configuration forced on every GEMM, in one of two models of
- * the same layers, all accumulation fast or all split, whichever the configuration is for. Bundles are
- * built at the same time, one thread each, because a bundle alone does not fill all cores.
+ * library's; a bundle is built with that configuration forced on every GEMM, in one of two models
+ * of the same layers, all accumulation fast or all split, whichever the configuration is for.
+ * Bundles are built at the same time, one thread each, because a bundle alone does not fill all
+ * cores.
  */
 #include <inttypes.h>
 #include <stdatomic.h>
@@ -27,7 +28,7 @@ static int no_memory(void)
     return CLI_MACHINE;
 }
 
-/* ---- which candidates ------------------------------------------------------------------------------------ */
+/* ---- which candidates ------------------------------------------------------------------------ */
 
 static int add(struct gemm_set *set, const struct gemm_candidate *candidate)
 {
@@ -145,7 +146,7 @@ static int choose(struct gemm_set *set, const char *which, bool with_plan, const
     return code;
 }
 
-/* ---- building ---------------------------------------------------------------------------------------------- */
+/* ---- building -------------------------------------------------------------------------------- */
 
 static char *write_spec(const struct gemm_set *set, bool split)
 {
@@ -295,7 +296,7 @@ void gemm_set_close(struct gemm_set *set)
     set->count = 0;
 }
 
-/* ---- layers --------------------------------------------------------------------------------------------------- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
 int gemm_set_layers(const struct gemm_set *set, int layer, bool split, fp8_layer **layers)
 {

@@ -36,7 +36,7 @@ static const struct cli_command *const commands[] = {
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 
-/* ---- finding a command --------------------------------------------------------------------------------- */
+/* ---- finding a command ----------------------------------------------------------------------- */
 
 /* How many words of argv name the command; 0 if they do not. */
 static int words_matched(const struct cli_command *command, int argc, char **argv)
@@ -116,7 +116,7 @@ static const struct cli_command *find_command(int argc, char **argv, int *words)
     return NULL;
 }
 
-/* ---- help ---------------------------------------------------------------------------------------------- */
+/* ---- help ------------------------------------------------------------------------------------ */
 
 static void print_overview(void)
 {
@@ -194,7 +194,7 @@ static int run_help(const void *values, int count, char **operands)
     return count == 1 && print_group(operands[0]) ? CLI_DONE : unknown_command(count, operands);
 }
 
-/* ---- running ------------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 static int check_operands(const struct cli_command *command, int count, char **operands)
 {

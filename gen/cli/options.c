@@ -47,7 +47,7 @@ const struct cli_option cli_global_options[] = {
     { .name = NULL },
 };
 
-/* ---- nearest word ------------------------------------------------------------------------------------ */
+/* ---- nearest word ---------------------------------------------------------------------------- */
 
 /* Edit distance with swaps of neighbours; words over 31 characters are far from everything. */
 static int word_distance(const char *a, const char *b)
@@ -124,7 +124,7 @@ int cli_find_name(const char *option, const char *kind, const char *word, const 
     return -1;
 }
 
-/* ---- parsing ----------------------------------------------------------------------------------------- */
+/* ---- parsing --------------------------------------------------------------------------------- */
 
 struct parser {
     const struct cli_command *command;
@@ -375,7 +375,7 @@ int cli_read_seconds(const char *option, const char *text, double fallback, doub
     return CLI_USAGE;
 }
 
-/* ---- help -------------------------------------------------------------------------------------------- */
+/* ---- help ------------------------------------------------------------------------------------ */
 
 void cli_print_options(const struct cli_option *options)
 {

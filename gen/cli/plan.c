@@ -69,7 +69,7 @@ struct cost {
 static const char *const pass_names[] = { "weight", "fprop", "quantize_dy", "wgrad", "dgrad" };
 enum { PASS_COUNT = sizeof pass_names / sizeof pass_names[0] };
 
-/* ---- sizes -------------------------------------------------------------------------------------------- */
+/* ---- sizes ----------------------------------------------------------------------------------- */
 
 /* A dim of a buffer record: min(roundup(ceil(of / div), pad), max). */
 static int64_t dim_value(const json_t *dim, int64_t tokens)
@@ -124,7 +124,7 @@ static double operand_bytes(const json_t *layer, const char *object, bool row)
     return sum;
 }
 
-/* ---- steps -------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 /* A number of a step; "M" is the usual tokens, "<buffer>.rows" the rows of a buffer. */
 static int64_t argument(const json_t *layer, const json_t *step, const char *name)
@@ -227,7 +227,7 @@ static void pass_rows(struct cli_table *table, const json_t *plan, const json_t 
     sum->seconds += cost.seconds;
 }
 
-/* ---- choices ------------------------------------------------------------------------------------------ */
+/* ---- choices --------------------------------------------------------------------------------- */
 
 static bool same_choice(const json_t *a, const json_t *b)
 {
@@ -317,7 +317,7 @@ static void print_choices(const json_t *layer)
     cli_table_destroy(table);
 }
 
-/* ---- layers ------------------------------------------------------------------------------------------- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
 /* "delayed hybrid power-of-two, max of 1024" */
 static void print_recipe(const json_t *recipe)
@@ -411,7 +411,7 @@ static void print_plan(const json_t *plan, const char *layer_alone, int64_t rank
     plan_print_step(json_object_get(plan, "predicted"), plan_integer(mesh, "fsdp"));
 }
 
-/* ---- one layer ---------------------------------------------------------------------------------------- */
+/* ---- one layer ------------------------------------------------------------------------------- */
 
 /* Whether the text stands anywhere in a record. */
 static bool mentions(const json_t *record, const char *text)
@@ -434,8 +434,8 @@ static bool mentions(const json_t *record, const char *text)
     return false;
 }
 
-/* Leaves only what has to do with the layer of that name in the plan: its record, the kernels it launches,
- * the collectives that carry it. The predicted step is the whole model's. */
+/* Leaves only what has to do with the layer of that name in the plan: its record, the kernels it
+ * launches, the collectives that carry it. The predicted step is the whole model's. */
 static int choose_layer(json_t *plan, const char *name)
 {
     json_t *layers = json_object_get(plan, "layers"), *chosen = plan_find(layers, name);

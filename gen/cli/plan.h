@@ -1,5 +1,6 @@
 /*
- * plan.h - looking into a plan's JSON, for every command, and what the files of `fp8gen plan` share.
+ * plan.h - looking into a plan's JSON, for every command, and what the files of `fp8gen plan`
+ * share.
  */
 #ifndef FP8GEN_CLI_PLAN_H
 #define FP8GEN_CLI_PLAN_H
@@ -8,10 +9,10 @@
 
 #include "gen/cli/cli.h"
 
-/* ---- plan_read.c ---------------------------------------------------------------------------------- */
+/* ---- plan_read.c ----------------------------------------------------------------------------- */
 
-/* The plan of the loaded spec, for the caller to decref; NULL after an error was printed, with its exit
- * code. path: what the spec is called in messages. */
+/* The plan of the loaded spec, for the caller to decref; NULL after an error was printed, with its
+ * exit code. path: what the spec is called in messages. */
 json_t *plan_read(fp8gen *gen, const char *path, int *code);
 /* A member of an object; "?" or 0 where there is none. */
 const char *plan_text(const json_t *object, const char *key);
@@ -26,7 +27,7 @@ bool plan_is_bf16(const json_t *layer);
 /* Says that none of the layers has that name, and which one is near. Returns CLI_USAGE. */
 int plan_unknown_layer(const json_t *layers, const char *wanted);
 
-/* ---- plan_ranks.c --------------------------------------------------------------------------------- */
+/* ---- plan_ranks.c ---------------------------------------------------------------------------- */
 
 /* Who holds what of a layer's weight; rank -1: in general. Nothing for one rank. */
 void plan_print_shards(const json_t *layer, int64_t ranks, int64_t rank);

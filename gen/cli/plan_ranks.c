@@ -1,9 +1,10 @@
 /*
- * plan_ranks.c - the part of `fp8gen plan` that is about ranks: shards, collectives, meshes compared.
+ * plan_ranks.c - the part of `fp8gen plan` that is about ranks: shards, collectives, meshes
+ * compared.
  *
- * In: the plan as JSON. Out: lines and tables for people; a rank's rows put into the plan; and for --world
- * one row for each mesh of so many GPUs of one host: what a rank keeps and moves, and the predicted step.
- * Predictions are step.lua's; nothing is computed here but totals.
+ * In: the plan as JSON. Out: lines and tables for people; a rank's rows put into the plan; and for
+ * --world one row for each mesh of so many GPUs of one host: what a rank keeps and moves, and the
+ * predicted step. Predictions are step.lua's; nothing is computed here but totals.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -133,7 +134,7 @@ int plan_choose_rank(json_t *plan, int64_t rank)
     return good ? CLI_DONE : CLI_MACHINE;
 }
 
-/* ---- meshes --------------------------------------------------------------------------------------------- */
+/* ---- meshes ---------------------------------------------------------------------------------- */
 
 /* What a rank holds and moves in a step, all layers as often as the model has them. */
 struct traffic {

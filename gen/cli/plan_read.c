@@ -1,8 +1,8 @@
 /*
  * plan_read.c - looking into a plan's JSON, for every command that does.
  *
- * In: a session whose spec is loaded, or the JSON of a plan or of a bundle's manifest, which are the same
- * records. Out: its parts, and the error about a layer that is not there.
+ * In: a session whose spec is loaded, or the JSON of a plan or of a bundle's manifest, which are
+ * the same records. Out: its parts, and the error about a layer that is not there.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -2,9 +2,9 @@
  * reference.c - the casts of quantisation written a second time, and float64 sums over samples.
  *
  * In: tensors and operands in host memory. Out: codes, sampled products. It shares nothing with the
- * runtime: an error there must not be repeated here. Casts work on integers of the target's smallest
- * step (value / step rounded to nearest even), which is another way than the runtime's. What whole
- * operands must hold is reference_operand.c's.
+ * runtime: an error there must not be repeated here. Casts work on integers of the target's
+ * smallest step (value / step rounded to nearest even), which is another way than the runtime's.
+ * What whole operands must hold is reference_operand.c's.
  */
 #include <math.h>
 #include <stdatomic.h>
@@ -17,7 +17,7 @@
 #define ROWS_PER_STEP 64
 #define FEW 1000
 
-/* ---- formats -------------------------------------------------------------------------------------------- */
+/* ---- formats --------------------------------------------------------------------------------- */
 
 struct format {
     int mantissa, min_exponent; /* of the smallest normal number */
@@ -75,7 +75,7 @@ uint8_t ref_encode(float value, float scale, fp8_dtype dtype)
     return (uint8_t)(code | sign);
 }
 
-/* ---- tensors -------------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 static int64_t ld_of(const fp8_tensor *tensor)
 {
@@ -135,7 +135,7 @@ int64_t ref_count_nonfinite(const fp8_tensor *tensor)
     return scan.nonfinite;
 }
 
-/* ---- samples -------------------------------------------------------------------------------------------- */
+/* ---- samples --------------------------------------------------------------------------------- */
 
 bool ref_sample_create(struct ref_sample *sample, int64_t limit, int64_t count, uint64_t seed)
 {
@@ -161,8 +161,8 @@ void ref_sample_destroy(struct ref_sample *sample)
     sample->count = 0;
 }
 
-/* out[s * depth + k] = element k of the sampled vector s, in float32: exact, or with a scale of its own
- * within one rounding. */
+/* out[s * depth + k] = element k of the sampled vector s, in float32: exact, or with a scale of its
+ * own within one rounding. */
 struct gathering {
     const struct ref_source *source;
     const struct ref_sample *sample;

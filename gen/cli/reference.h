@@ -23,7 +23,7 @@ static inline uint32_t ref_to_bits(float value)
     return bits;
 }
 
-/* ---- quantisation ------------------------------------------------------------------------------------ */
+/* ---- quantisation ---------------------------------------------------------------------------- */
 
 struct ref_scales {
     float amax, scale, scale_inv;
@@ -56,7 +56,7 @@ bool ref_check_operand(const fp8_tensor *source, const fp8_operand *operand,
 /* Elements that are inf or NaN. */
 int64_t ref_count_nonfinite(const fp8_tensor *tensor);
 
-/* ---- samples ------------------------------------------------------------------------------------------- */
+/* ---- samples --------------------------------------------------------------------------------- */
 
 /* Ascending, distinct indices below `limit`, spread over all of it. */
 struct ref_sample {
@@ -88,15 +88,16 @@ bool ref_products(const struct ref_source *a, const struct ref_source *b, int64_
 /* out[...] = sum over k < depth of |a[i,k] b[j,k]|: what an error of accumulation is a share of. */
 bool ref_sizes(const struct ref_source *a, const struct ref_source *b, int64_t depth, double *out);
 
-/* Half the distance of `value` to the next number of the dtype: the error of one correct rounding. */
+/* Half the distance of `value` to the next number of the dtype: the error of one correct
+ * rounding. */
 double ref_half_ulp(double value, fp8_dtype dtype);
 
 /* The sampled elements of a tensor as float64. */
 void ref_gather(const fp8_tensor *tensor, const struct ref_sample *rows,
                 const struct ref_sample *cols, double *out);
 
-/* Relative Frobenius error of value against exact. For few samples `magnitude` (may be NULL) keeps a
- * sum that happens to be near zero from looking like an error. */
+/* Relative Frobenius error of value against exact. For few samples `magnitude` (may be NULL) keeps
+ * a sum that happens to be near zero from looking like an error. */
 double ref_error(const double *value, const double *exact, const double *magnitude, int64_t count);
 /* Column sums in float64 and the sums of squares. */
 void ref_column_sums(const fp8_tensor *tensor, double *sums, double *magnitude);

@@ -1,11 +1,11 @@
 /*
  * reference_operand.c - what a quantised operand must hold, by the rules, byte for byte.
  *
- * In: a tensor and its operand in host memory, and the recipe's rule. Out: how many scales and bytes of it
- * are wrong, pads included. Every scaling is a grid of groups over the source, of height x width elements
- * that share a scale; both copies of an operand are compared with the cast of the source by the grid of
- * that copy. A bf16 source under one scale has 65,536 values, so a table of codes checks it at the speed
- * of memory; under others each element is cast.
+ * In: a tensor and its operand in host memory, and the recipe's rule. Out: how many scales and
+ * bytes of it are wrong, pads included. Every scaling is a grid of groups over the source, of
+ * height x width elements that share a scale; both copies of an operand are compared with the cast
+ * of the source by the grid of that copy. A bf16 source under one scale has 65,536 values, so a
+ * table of codes checks it at the speed of memory; under others each element is cast.
  */
 #include <float.h>
 #include <math.h>
@@ -33,7 +33,7 @@ static int64_t min_of(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* ---- groups --------------------------------------------------------------------------------------------- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 /* The groups of one copy over the source: `lines` x `count` of them. */
 struct grid {
@@ -158,7 +158,7 @@ static float scale_at(const struct grid *g, int64_t i, int64_t j)
     return ref_from_bits(g->amax[i / g->height * g->count + j / g->width]);
 }
 
-/* ---- scales --------------------------------------------------------------------------------------------- */
+/* ---- scales ---------------------------------------------------------------------------------- */
 
 static bool same_bits(float a, float b)
 {
@@ -185,7 +185,8 @@ static int64_t wrong_scales(const struct grid *g, fp8_scaling scaling, bool tran
     return wrong;
 }
 
-/* The same of a weight whose shards have one scale each: for every row, for every block of 128 rows. */
+/* The same of a weight whose shards have one scale each: for every row, for every block of 128
+ * rows. */
 static int64_t wrong_shard_scales(const struct grid *g, const fp8_tensor *source, bool transposed,
                                   const float *part, int64_t ld)
 {
@@ -201,7 +202,7 @@ static int64_t wrong_shard_scales(const struct grid *g, const fp8_tensor *source
     return wrong;
 }
 
-/* ---- bytes ---------------------------------------------------------------------------------------------- */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
 struct comparison {
     const fp8_tensor *source;
@@ -282,7 +283,7 @@ static int64_t wrong_bytes(struct comparison *c)
     return c->wrong;
 }
 
-/* ---- operands ------------------------------------------------------------------------------------------- */
+/* ---- operands -------------------------------------------------------------------------------- */
 
 /* One copy against the rules. */
 static bool check_copy(const fp8_tensor *source, const fp8_operand *operand,

@@ -105,7 +105,7 @@ struct session {
     struct run_dump *dump;
 };
 
-/* ---- one layer ------------------------------------------------------------------------------------------ */
+/* ---- one layer ------------------------------------------------------------------------------- */
 
 static void choose_tokens(const struct session *s, struct run_layer *run)
 {
@@ -275,7 +275,7 @@ static int run_layer(struct session *s, int32_t index)
     return code;
 }
 
-/* ---- all layers ----------------------------------------------------------------------------------------- */
+/* ---- all layers ------------------------------------------------------------------------------ */
 
 static int run_layers(struct session *s)
 {

@@ -93,12 +93,12 @@ static inline struct run_row run_row_of(const char *pass)
                              .bit_equal = -1 };
 }
 
-/* ---- run_layer.c: memory, data and passes ------------------------------------------------------------ */
+/* ---- run_layer.c: memory, data and passes ---------------------------------------------------- */
 
 int run_layer_create(struct run_layer *run, const struct cli_device *device, fp8_bundle *bundle,
                      const char *name);
-/* Allocates the tensors for run->m tokens and fills them with data of run->seed (run_data.c). Delayed
- * scaling takes its scales from a step on the same data. */
+/* Allocates the tensors for run->m tokens and fills them with data of run->seed (run_data.c).
+ * Delayed scaling takes its scales from a step on the same data. */
 int run_layer_fill(struct run_layer *run);
 void run_layer_destroy(struct run_layer *run);
 /* Runs one pass once. */
@@ -117,17 +117,17 @@ int run_download(const struct run_layer *run, enum run_buffer buffer);
 fp8_tensor run_host_tensor(const struct run_layer *run, enum run_buffer buffer);
 fp8_operand run_host_operand(const struct run_layer *run, enum run_buffer buffer);
 
-/* ---- run_data.c ---------------------------------------------------------------------------------------- */
+/* ---- run_data.c ------------------------------------------------------------------------------ */
 
 /* Fills x, w, bias and dy with data of run->seed and run->data. */
 int run_make_data(struct run_layer *run);
 /* Fills dw with numbers that an accumulating wgrad adds to. */
 int run_fill_dw(struct run_layer *run);
 
-/* ---- run_check.c: the verdicts ------------------------------------------------------------------------- */
+/* ---- run_check.c: the verdicts --------------------------------------------------------------- */
 
-/* The buffers of the pass have been downloaded. dw_before: sampled dw of before an accumulating wgrad
- * (run_sample_dw), else NULL. */
+/* The buffers of the pass have been downloaded. dw_before: sampled dw of before an accumulating
+ * wgrad (run_sample_dw), else NULL. */
 int run_check_operand(const struct run_layer *run, enum run_buffer buffer, struct run_row *row);
 int run_check_gemm(const struct run_layer *run, fp8_pass pass, const double *dw_before,
                    struct run_row *row);
@@ -135,19 +135,19 @@ int run_check_saved(const struct run_layer *run, struct run_row *row);
 int run_check_dbias(const struct run_layer *run, struct run_row *row);
 double *run_sample_dw(const struct run_layer *run);
 
-/* ---- run_recipe.c ---------------------------------------------------------------------------------------- */
+/* ---- run_recipe.c ---------------------------------------------------------------------------- */
 
 /* How the layer of that name computes, from the bundle's manifest. */
 struct run_recipe run_read_recipe(const json_t *manifest, const char *name);
 
-/* ---- run_accuracy.c -------------------------------------------------------------------------------------- */
+/* ---- run_accuracy.c -------------------------------------------------------------------------- */
 
-/* `run --report`: the SQNR of every recipe on several kinds of data, and the error of sums against their
- * depth. Code CLI_BUG if a figure misses its bound. */
+/* `run --report`: the SQNR of every recipe on several kinds of data, and the error of sums against
+ * their depth. Code CLI_BUG if a figure misses its bound. */
 int run_accuracy(const struct cli_device *device, const char *template_dir, uint64_t seed,
                  bool json);
 
-/* ---- run_report.c --------------------------------------------------------------------------------------- */
+/* ---- run_report.c ---------------------------------------------------------------------------- */
 
 struct run_report;
 struct run_report *run_report_create(bool json, const char *model, const struct cli_device *device);
@@ -156,7 +156,7 @@ void run_report_row(struct run_report *report, const struct run_layer *run,
 /* Prints the table, returns the number of rows that failed and frees the report. */
 int run_report_finish(struct run_report *report);
 
-/* ---- run_ranks.c: ranks that share the weights ------------------------------------------------------- */
+/* ---- run_ranks.c: ranks that share the weights ----------------------------------------------- */
 
 struct run_sharded_options {
     const char *device; /* "auto", "host", "cuda" */
@@ -171,7 +171,7 @@ struct run_sharded_options {
 /* Runs the loaded spec over ranks and reports; returns the exit code. */
 int run_ranks(const struct run_sharded_options *options, fp8gen *gen);
 
-/* ---- dump.c ----------------------------------------------------------------------------------------------- */
+/* ---- dump.c ---------------------------------------------------------------------------------- */
 
 struct run_dump;
 int run_dump_create(const char *path, const char *model, uint64_t seed, struct run_dump **dump);
@@ -179,8 +179,8 @@ int run_dump_create(const char *path, const char *model, uint64_t seed, struct r
 int run_dump_layer(struct run_dump *dump, const struct run_layer *run);
 /* Writes the tensor or operand from host memory. */
 int run_dump_buffer(struct run_dump *dump, const struct run_layer *run, enum run_buffer buffer);
-/* Publishes the folder if code is CLI_DONE or CLI_BUG (results that missed a bound are worth keeping),
- * else removes it; returns the exit code. Takes NULL. */
+/* Publishes the folder if code is CLI_DONE or CLI_BUG (results that missed a bound are worth
+ * keeping), else removes it; returns the exit code. Takes NULL. */
 int run_dump_finish(struct run_dump *dump, int code);
 
 #endif

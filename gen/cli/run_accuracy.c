@@ -1,11 +1,13 @@
 /*
- * run_accuracy.c - `fp8gen run --report`: what the recipes cost in accuracy, and what accumulation does.
+ * run_accuracy.c - `fp8gen run --report`: what the recipes cost in accuracy, and what accumulation
+ * does.
  *
- * Layers of its own, one a recipe, go through several kinds of data; SQNR of y, dx and dw is that of the
- * sampled outputs against float64 on the original tensors. Then layers of growing depth: the relative error
- * of y in fp32 against float64 on the operands as quantised, fast and split, on centred data and on data
- * with a mean. Bounds are those of the project's accuracy promise; a figure that misses one is a failure.
- * Data and shapes are fixed but for the seed, so that figures of machines and versions compare.
+ * Layers of its own, one a recipe, go through several kinds of data; SQNR of y, dx and dw is that
+ * of the sampled outputs against float64 on the original tensors. Then layers of growing depth: the
+ * relative error of y in fp32 against float64 on the operands as quantised, fast and split, on
+ * centred data and on data with a mean. Bounds are those of the project's accuracy promise; a
+ * figure that misses one is a failure. Data and shapes are fixed but for the seed, so that figures
+ * of machines and versions compare.
  */
 #include <math.h>
 #include <stdio.h>
@@ -15,7 +17,8 @@
 #include "gen/cli/random.h"
 #include "gen/cli/run.h"
 
-/* Of the recipes' layers: an outlier column of few rows would not show how large its amax can be. */
+/* Of the recipes' layers: an outlier column of few rows would not show how large its amax can
+ * be. */
 #define TOKENS 2048
 #define FEATURES 32
 #define DEPTH 4096
@@ -32,11 +35,12 @@ struct session {
     int rows, failures;
 };
 
-/* ---- recipes -------------------------------------------------------------------------------------------- */
+/* ---- recipes --------------------------------------------------------------------------------- */
 
 enum { RECIPES = 6, DATA = 5, TENSORS = 3 };
 
-/* e5m2: dy is E5M2, so that dx and dw have its noise. fine: 0 one scale a tensor, 1 a row, 2 blocks. */
+/* e5m2: dy is E5M2, so that dx and dw have its noise. fine: 0 one scale a tensor, 1 a row, 2
+ * blocks. */
 static const struct {
     const char *name, *fields;
     int fine;
@@ -85,7 +89,7 @@ static void bounds_of(int recipe, int kind, int tensor, double *least, double *m
     }
 }
 
-/* ---- one layer ------------------------------------------------------------------------------------------ */
+/* ---- one layer ------------------------------------------------------------------------------- */
 
 /* The passes, once, and what their outputs are worth; wanted: how many of `tensors`. */
 static int run_layer(struct session *s, const char *name, struct run_data data, int wanted,
@@ -110,7 +114,7 @@ static int run_layer(struct session *s, const char *name, struct run_data data, 
     return code;
 }
 
-/* ---- rows ----------------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 static void print_json(const struct session *s, const char *report, const char *recipe,
                        const char *data, const char *tensor, int64_t depth, double value,
@@ -183,12 +187,13 @@ static int report_sqnr(struct session *s)
     return code;
 }
 
-/* ---- accumulation --------------------------------------------------------------------------------------- */
+/* ---- accumulation ---------------------------------------------------------------------------- */
 
 static const int64_t depths[] = { 128, 512, 4096, 16384, 65536 };
 enum { DEPTHS = sizeof depths / sizeof depths[0], WAYS = 5 };
 
-/* Ways to add up, with the bounds of the relative error of an fp32 output: centred, and any data. */
+/* Ways to add up, with the bounds of the relative error of an fp32 output: centred, and any
+ * data. */
 static const struct {
     const char *name, *fields;
     int64_t max_depth;
@@ -260,7 +265,7 @@ static int report_accumulation(struct session *s)
     return code;
 }
 
-/* ---- all ------------------------------------------------------------------------------------------------ */
+/* ---- all ------------------------------------------------------------------------------------- */
 
 static char *write_spec(void)
 {

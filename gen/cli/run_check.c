@@ -26,10 +26,10 @@
 #define FEW_TERMS                                                                                  \
     16 /* sums of fewer terms take few distinct values: their roundings do not average */
 
-/* Relative Frobenius error of a GEMM on normal data, up to the given depth. `few`: the bound for any
- * data, where there is no average; it also bounds the error of each output as a share of its terms'
- * sizes, on top of one rounding. Where that rounding alone can be above `few` (`apart`), it is taken
- * off each output's error first: half an ulp of bf16 is up to 3.9e-3 of a value. */
+/* Relative Frobenius error of a GEMM on normal data, up to the given depth. `few`: the bound for
+ * any data, where there is no average; it also bounds the error of each output as a share of its
+ * terms' sizes, on top of one rounding. Where that rounding alone can be above `few` (`apart`), it
+ * is taken off each output's error first: half an ulp of bf16 is up to 3.9e-3 of a value. */
 static const struct {
     bool split;
     fp8_dtype out;
@@ -68,7 +68,7 @@ static int no_memory(void)
     return CLI_MACHINE;
 }
 
-/* ---- operands ------------------------------------------------------------------------------------------- */
+/* ---- operands -------------------------------------------------------------------------------- */
 
 static bool same_bits(float a, float b)
 {
@@ -145,7 +145,7 @@ int run_check_dbias(const struct run_layer *run, struct run_row *row)
     return CLI_DONE;
 }
 
-/* ---- GEMMs ---------------------------------------------------------------------------------------------- */
+/* ---- GEMMs ----------------------------------------------------------------------------------- */
 
 /* One pass's out[rows, cols] = a b^T, as originals and as quantised. */
 struct gemm {
@@ -185,7 +185,8 @@ static struct ref_source quantized(const struct run_layer *run, enum run_buffer 
     return source;
 }
 
-/* What a pass multiplies: out[rows, cols] = a b^T, vectors along the contraction as rows or columns. */
+/* What a pass multiplies: out[rows, cols] = a b^T, vectors along the contraction as rows or
+ * columns. */
 static const struct {
     enum run_buffer out, a, b, a_operand, b_operand;
     bool a_across, b_across;
@@ -270,8 +271,8 @@ struct outcome {
     double *sizes;     /* sums of the terms' sizes */
 };
 
-/* The exact products of the samples, of operands or originals, bias added; with `o` the magnitudes and
- * sizes of their terms. */
+/* The exact products of the samples, of operands or originals, bias added; with `o` the magnitudes
+ * and sizes of their terms. */
 static bool exact_values(const struct run_layer *run, const struct gemm *g, bool of_operands,
                          const struct ref_sample samples[2], double *exact, struct outcome *o)
 {
@@ -375,7 +376,8 @@ static void judge_sqnr(const struct gemm *g, int64_t factors, struct run_row *ro
         fail(row, "SQNR %.2f dB, bound %.0f dB", row->sqnr, row->sqnr_bound);
 }
 
-/* Relative to what is rounded: in 16 bits the sum with what was there, in fp32 the product alone. */
+/* Relative to what is rounded: in 16 bits the sum with what was there, in fp32 the product
+ * alone. */
 static double plain_error(const struct outcome *o, fp8_dtype out)
 {
     double norm = 0, sum_norm = 0;

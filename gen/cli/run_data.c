@@ -1,10 +1,11 @@
 /*
- * run_data.c - the random data that a run goes through: normal, or normal with what real tensors have.
+ * run_data.c - the random data that a run goes through: normal, or normal with what real tensors
+ * have.
  *
- * In: a layer with its tensors, a seed, the kind of data. Out: x, w, bias and dy on the device and in host
- * memory, the same on every machine. Kinds: one column of x times a factor, and that of w divided by it, so
- * that y stays as it is (outliers); x after an activation (silu); x and w around a mean as large as their
- * sigma, whose sums grow with the depth.
+ * In: a layer with its tensors, a seed, the kind of data. Out: x, w, bias and dy on the device and
+ * in host memory, the same on every machine. Kinds: one column of x times a factor, and that of w
+ * divided by it, so that y stays as it is (outliers); x after an activation (silu); x and w around
+ * a mean as large as their sigma, whose sums grow with the depth.
  */
 #include <math.h>
 
@@ -67,8 +68,8 @@ int run_make_data(struct run_layer *run)
     return CLI_DONE;
 }
 
-/* A quarter of the size of dw: a product that is rounded before it is added to numbers of its own size
- * would pass for one that is not. */
+/* A quarter of the size of dw: a product that is rounded before it is added to numbers of its own
+ * size would pass for one that is not. */
 int run_fill_dw(struct run_layer *run)
 {
     const fp8_tensor *dw = &run->tensors[RUN_DW];

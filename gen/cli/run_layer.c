@@ -155,7 +155,7 @@ void run_layer_destroy(struct run_layer *run)
     run->layer = NULL;
 }
 
-/* ---- passes --------------------------------------------------------------------------------------------- */
+/* ---- passes ---------------------------------------------------------------------------------- */
 
 static fp8_status run_weight(struct run_layer *run)
 {
@@ -340,7 +340,7 @@ int run_quantize_x(struct run_layer *run)
                   : cli_device_synchronize(run->device);
 }
 
-/* ---- results -------------------------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 int run_download(const struct run_layer *run, enum run_buffer buffer)
 {

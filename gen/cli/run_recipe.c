@@ -7,8 +7,8 @@
 #include "gen/cli/plan.h"
 #include "gen/cli/run.h"
 
-/* Bytes that quantising moves for each element: a read of the source by every step, a byte for each copy.
- * Steps of a tensor without a history are for the first step of a training alone. */
+/* Bytes that quantising moves for each element: a read of the source by every step, a byte for each
+ * copy. Steps of a tensor without a history are for the first step of a training alone. */
 static double element_bytes(const json_t *layer, const char *pass)
 {
     const char *name = strcmp(pass, "weight") == 0 ? "w" : "dy";

@@ -1,9 +1,9 @@
 /*
  * table.c - aligned text tables and numbers with units for people.
  *
- * Cells are collected row by row and printed when all widths are known. A column whose name starts with
- * '>' is right-aligned. Widths count bytes: all text here is ASCII. Memory failures end in a table that
- * says so rather than in a broken one.
+ * Cells are collected row by row and printed when all widths are known. A column whose name starts
+ * with '>' is right-aligned. Widths count bytes: all text here is ASCII. Memory failures end in a
+ * table that says so rather than in a broken one.
  */
 #include <math.h>
 #include <stdarg.h>

@@ -1,10 +1,10 @@
 /*
  * tune.c - `fp8gen tune SPEC -o FILE`: measures which kernel each GEMM of a spec should take.
  *
- * In: a spec. Out: a tuning file (tune_file.c) and a table. Every GEMM in every range of M is a contest
- * (gemm_contest.c) of all generated configurations, all FP8 algorithms of cuBLASLt and all its bf16
- * ones. The file is written anew, whole, after each shape, so that a run that is cut keeps what it has.
- * bf16 is never chosen: where it is faster, that is said, and the user decides.
+ * In: a spec. Out: a tuning file (tune_file.c) and a table. Every GEMM in every range of M is a
+ * contest (gemm_contest.c) of all generated configurations, all FP8 algorithms of cuBLASLt and all
+ * its bf16 ones. The file is written anew, whole, after each shape, so that a run that is cut keeps
+ * what it has. bf16 is never chosen: where it is faster, that is said, and the user decides.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -77,7 +77,7 @@ static int no_memory(void)
     return CLI_MACHINE;
 }
 
-/* ---- options --------------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 static int read_tokens(struct tuner *t)
 {
@@ -135,7 +135,7 @@ static int read_plan(struct tuner *t, const char *path)
     return code;
 }
 
-/* ---- one GEMM --------------------------------------------------------------------------------------------------- */
+/* ---- one GEMM -------------------------------------------------------------------------------- */
 
 static const char *short_name(const struct gemm_contender *c)
 {
@@ -258,7 +258,7 @@ static int measure_all(struct tuner *t)
     return code;
 }
 
-/* ---- the table ----------------------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static void figure(struct cli_table *table, enum cli_style style, double value, int digits)
 {
@@ -334,7 +334,7 @@ static void print_table(const struct tuner *t)
     cli_table_destroy(table);
 }
 
-/* ---- the command --------------------------------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 static int open_all(struct tuner *t)
 {

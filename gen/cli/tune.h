@@ -1,5 +1,6 @@
 /*
- * tune.h - what the files of `fp8gen tune` share: the GEMMs of a spec and what was measured of them.
+ * tune.h - what the files of `fp8gen tune` share: the GEMMs of a spec and what was measured of
+ * them.
  */
 #ifndef FP8GEN_CLI_TUNE_H
 #define FP8GEN_CLI_TUNE_H
@@ -36,7 +37,8 @@ struct tune_plan {
 };
 
 /* tune_plan.c: reads the GEMMs of a plan, each once. only: NULL or the name of a layer; tokens:
- * the M to measure at (count 0: the usual M of a layer in its range, else the largest of the range). */
+ * the M to measure at (count 0: the usual M of a layer in its range, else the largest of the
+ * range). */
 int tune_plan_read(struct tune_plan *plan, const json_t *json, const char *only,
                    const int64_t *tokens, int count);
 void tune_plan_destroy(struct tune_plan *plan);

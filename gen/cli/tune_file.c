@@ -1,8 +1,9 @@
 /*
- * tune_file.c - the tuning file: JSON that says which kernel each GEMM takes in each range of M, with
- * all figures that were measured.
+ * tune_file.c - the tuning file: JSON that says which kernel each GEMM takes in each range of M,
+ * with all figures that were measured.
  *
- * Keys are sorted and nothing depends on time or place, but the figures do: two runs differ in them.
+ * Keys are sorted and nothing depends on time or place, but the figures do: two runs differ in
+ * them.
  */
 #include <stdio.h>
 #include <stdlib.h>

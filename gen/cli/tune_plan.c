@@ -2,8 +2,8 @@
  * tune_plan.c - the GEMMs that a plan has, each once.
  *
  * In: the plan of a spec. Out: the layers that hold its GEMMs and one entry for each GEMM, way
- * of writing its output (overwriting, accumulating) and range of M. Layers that differ only in name,
- * count or bias share their GEMMs; a range that reaches further in another layer grows.
+ * of writing its output (overwriting, accumulating) and range of M. Layers that differ only in
+ * name, count or bias share their GEMMs; a range that reaches further in another layer grows.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -34,7 +34,7 @@ static fp8_dtype dtype_of(const char *name)
     return FP8_DTYPE_NONE;
 }
 
-/* ---- layers ------------------------------------------------------------------------------------------------- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
 static int add_layer(struct tune_plan *plan, const json_t *record, int *place)
 {
@@ -69,7 +69,7 @@ static int add_layer(struct tune_plan *plan, const json_t *record, int *place)
     return CLI_DONE;
 }
 
-/* ---- entries ------------------------------------------------------------------------------------------------- */
+/* ---- entries --------------------------------------------------------------------------------- */
 
 /* The M to measure for a range; 0: the range is not wanted. */
 static int64_t tokens_in(const struct reader *r, int64_t min, int64_t max, int64_t usual)
@@ -83,7 +83,8 @@ static int64_t tokens_in(const struct reader *r, int64_t min, int64_t max, int64
     return usual >= min && usual <= max ? usual : max;
 }
 
-/* The same problem: its dims, formats, output, accumulation; layers may still differ in other outputs. */
+/* The same problem: its dims, formats, output, accumulation; layers may still differ in other
+ * outputs. */
 static bool same_gemm(const struct tune_plan *plan, const struct tune_entry *a,
                       const struct tune_entry *b)
 {

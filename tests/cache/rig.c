@@ -22,7 +22,7 @@
 
 static char folder[RIG_PATH];
 
-/* ---- starting ---------------------------------------------------------------------------------------- */
+/* ---- starting -------------------------------------------------------------------------------- */
 
 static int remove_one(const char *path, const struct stat *info, int type, struct FTW *where)
 {
@@ -43,7 +43,8 @@ void rig_remove(const char *path)
     nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-/* Makes the library in the build folder, once for all programs of the group: written aside, renamed. */
+/* Makes the library in the build folder, once for all programs of the group: written aside,
+ * renamed. */
 static int make_fake(char library[RIG_PATH])
 {
     const char *build = getenv("FP8_TEST_BUILD");
@@ -78,7 +79,7 @@ int rig_start(char **argv)
     return 1;
 }
 
-/* ---- one test ------------------------------------------------------------------------------------------ */
+/* ---- one test -------------------------------------------------------------------------------- */
 
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 static char log_text[1 << 16];
@@ -164,7 +165,7 @@ int rig_compiled(const char *word)
     return count;
 }
 
-/* ---- specs and bundles ----------------------------------------------------------------------------------- */
+/* ---- specs and bundles ----------------------------------------------------------------------- */
 
 const char *rig_spec(int number)
 {
@@ -207,7 +208,7 @@ bool rig_opens(const char *path)
     return good;
 }
 
-/* ---- files ------------------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 static void write_text(const char *path, const void *data, size_t size)
 {

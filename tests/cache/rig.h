@@ -1,5 +1,6 @@
 /*
- * rig.h - what the tests of the cache share: a fake NVRTC in a process of its own, scratch caches, specs.
+ * rig.h - what the tests of the cache share: a fake NVRTC in a process of its own, scratch caches,
+ * specs.
  */
 #ifndef TESTS_CACHE_RIG_H
 #define TESTS_CACHE_RIG_H
@@ -15,12 +16,12 @@
 
 enum { RIG_PATH = 512 };
 
-/* First call of main: runs this program again with the fake NVRTC in the loader's path, unless it runs so
- * already. Returns an exit code for main if that cannot be (77: no compiler), else -1. */
+/* First call of main: runs this program again with the fake NVRTC in the loader's path, unless it
+ * runs so already. Returns an exit code for main if that cannot be (77: no compiler), else -1. */
 int rig_start(char **argv);
 
-/* Setup and teardown of cmocka. A folder for one test, removed with all in it by rig_end; FP8GEN_CACHE_DIR is its folder "cache". The
- * other variables of the rig are unset. */
+/* Setup and teardown of cmocka. A folder for one test, removed with all in it by rig_end;
+ * FP8GEN_CACHE_DIR is its folder "cache". The other variables of the rig are unset. */
 int rig_begin(void **state);
 int rig_end(void **state);
 /* "<folder of the test>/<name>": four at a time. */
@@ -40,7 +41,8 @@ bool rig_opens(const char *path);
 void rig_templates(const char *folder);
 /* Replaces `from` by `to` in a file, once. */
 void rig_edit(const char *path, const char *from, const char *to);
-/* The first entry of a kind ("kernels") whose name begins so: its folder. Fails the test if none. */
+/* The first entry of a kind ("kernels") whose name begins so: its folder. Fails the test if
+ * none. */
 const char *rig_entry(const char *kind, const char *name);
 /* Entries of all kinds, and how many of them are damaged. */
 int rig_entries(int *damaged);

@@ -1,6 +1,6 @@
 /*
- * test_cache.c - one process and its cache: hits, damage, what a change rebuilds, folders that cannot be
- * used, trimming.
+ * test_cache.c - one process and its cache: hits, damage, what a change rebuilds, folders that
+ * cannot be used, trimming.
  */
 #include "tests/cache/rig.h"
 
@@ -27,7 +27,7 @@ static void jit(const fp8gen_jit_options *options, int number, char path[RIG_PAT
     assert_true(rig_opens(path));
 }
 
-/* ---- hits -------------------------------------------------------------------------------------------- */
+/* ---- hits ------------------------------------------------------------------------------------ */
 
 static void what_is_there_is_not_made_again(void **state)
 {
@@ -82,7 +82,7 @@ static void a_build_uses_it_or_not(void **state)
     assert_int_equal(system(command), 0);
 }
 
-/* ---- damage ------------------------------------------------------------------------------------------ */
+/* ---- damage ---------------------------------------------------------------------------------- */
 
 static void cut(const char *path, off_t size)
 {
@@ -197,7 +197,7 @@ static void an_entry_of_another_key_is_no_hit(void **state)
     gen_store_close(&store);
 }
 
-/* ---- what a change rebuilds ------------------------------------------------------------------------------ */
+/* ---- what a change rebuilds ------------------------------------------------------------------ */
 
 static void exactly_what_changed_is_rebuilt(void **state)
 {

@@ -1,8 +1,9 @@
 /*
- * test_folders.c - the cache's folder: one that cannot be used, and one that is kept within its size.
+ * test_folders.c - the cache's folder: one that cannot be used, and one that is kept within its
+ * size.
  *
- * What cannot be written, read or removed costs one warning and never a bundle. Part of it runs as user nobody,
- * where the tests run as root.
+ * What cannot be written, read or removed costs one warning and never a bundle. Part of it runs as
+ * user nobody, where the tests run as root.
  */
 #include "tests/cache/rig.h"
 
@@ -29,7 +30,7 @@ static void jit(const fp8gen_jit_options *options, int number, char path[RIG_PAT
     assert_true(rig_opens(path));
 }
 
-/* ---- hits -------------------------------------------------------------------------------------------- */
+/* ---- hits ------------------------------------------------------------------------------------ */
 
 static void forget_bundles(void)
 {
@@ -40,10 +41,10 @@ static void forget_bundles(void)
 
 enum { NOBODY = 65534 };
 
-/* ---- folders that cannot be used --------------------------------------------------------------------------- */
+/* ---- folders that cannot be used ------------------------------------------------------------- */
 
-/* In a child, as user `uid` (0: as we are): two specs get bundles that open and end with the process, with
- * one warning that says `why`. */
+/* In a child, as user `uid` (0: as we are): two specs get bundles that open and end with the
+ * process, with one warning that says `why`. */
 static void stays_in_memory(const char *cache, uid_t uid, const char *why)
 {
     char path[RIG_PATH], first[RIG_PATH];
@@ -157,7 +158,8 @@ static int as_nobody(int (*child)(const fp8gen_jit_options *options))
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* The cache of this test, given to nobody, with a folder or an entry that even its owner may not look into. */
+/* The cache of this test, given to nobody, with a folder or an entry that even its owner may not
+ * look into. */
 static void give_away(const char *locked)
 {
     char command[3 * RIG_PATH];
@@ -226,7 +228,7 @@ static void a_full_disk(void **state)
     assert_int_equal(damaged, 0);
 }
 
-/* ---- trimming ------------------------------------------------------------------------------------------------ */
+/* ---- trimming -------------------------------------------------------------------------------- */
 
 static void set_age(const char *path, int hours)
 {
@@ -313,7 +315,8 @@ static void what_cannot_be_removed_is_told(void **state)
     assert_int_equal(chmod(locked, 0700), 0);
 }
 
-/* An entry that was used a moment ago stays, though its time of use was last written minutes before. */
+/* An entry that was used a moment ago stays, though its time of use was last written minutes
+ * before. */
 static void what_was_used_just_now_stays(void **state)
 {
     (void)state;
@@ -376,7 +379,7 @@ static void sizes(void **state)
     }
 }
 
-/* ---- the folder's name --------------------------------------------------------------------------------------- */
+/* ---- the folder's name ----------------------------------------------------------------------- */
 
 static void where_the_cache_is(void **state)
 {

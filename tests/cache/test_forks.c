@@ -1,7 +1,9 @@
 /*
- * test_forks.c - forks and the cache: a child holds no lock, waits for no thread, removes nothing of its parent.
+ * test_forks.c - forks and the cache: a child holds no lock, waits for no thread, removes nothing
+ * of its parent.
  *
- * The fake NVRTC is slow where a fork is to fall into a compilation. Whoever would hang is ended by an alarm.
+ * The fake NVRTC is slow where a fork is to fall into a compilation. Whoever would hang is ended by
+ * an alarm.
  */
 #include "tests/cache/rig.h"
 
@@ -160,7 +162,7 @@ static void who_waits_looks_for_the_entry(void **state)
     assert_int_equal(status, 0);
 }
 
-/* ---- bundles of one process ------------------------------------------------------------------------------ */
+/* ---- bundles of one process ------------------------------------------------------------------ */
 
 static void bundles_in_memory_are_their_process_s(void **state)
 {

@@ -1,8 +1,9 @@
 /*
- * test_jit.c - layers by description: where they come from, once each, whoever asks; and who waits for whom.
+ * test_jit.c - layers by description: where they come from, once each, whoever asks; and who waits
+ * for whom.
  *
- * On the host context, with fp8gen_jit_provider behind a provider of the test that counts, holds and fails.
- * Runs clean under ThreadSanitizer.
+ * On the host context, with fp8gen_jit_provider behind a provider of the test that counts, holds
+ * and fails. Runs clean under ThreadSanitizer.
  */
 #include "tests/cache/rig.h"
 
@@ -19,7 +20,7 @@
 
 enum { THREADS = 16 };
 
-/* ---- a provider that can be watched -------------------------------------------------------------------- */
+/* ---- a provider that can be watched ---------------------------------------------------------- */
 
 static struct {
     pthread_mutex_t lock;
@@ -85,7 +86,7 @@ static void wait_until_held(void)
     pthread_mutex_unlock(&seen.lock);
 }
 
-/* ---- the context of a test -------------------------------------------------------------------------------- */
+/* ---- the context of a test ------------------------------------------------------------------- */
 
 static fp8_context *context;
 static fp8gen_jit_options options;
@@ -144,7 +145,7 @@ static void refused(const fp8_layer_description *d, fp8_status wanted, const cha
         fail_msg("'%s' is not in: %s", part, fp8_last_error());
 }
 
-/* ---- where layers come from ---------------------------------------------------------------------------------- */
+/* ---- where layers come from ------------------------------------------------------------------ */
 
 static void a_layer_is_what_was_described(void **state)
 {
@@ -304,7 +305,8 @@ static void wrong_descriptions(void **state)
     assert_int_equal(fp8_context_add_bundle(context, NULL), FP8_ERR_ARGUMENT);
 }
 
-/* One field of a description that is good without it: refused at once, by its name, and no provider is asked. */
+/* One field of a description that is good without it: refused at once, by its name, and no provider
+ * is asked. */
 static void wrong_fields(void **state)
 {
     (void)state;
@@ -351,7 +353,7 @@ static void wrong_fields(void **state)
     assert_int_equal(seen.calls, 0);
 }
 
-/* ---- failures ------------------------------------------------------------------------------------------------- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 static void after_a_failure_the_next_call_tries_again(void **state)
 {
@@ -372,7 +374,7 @@ static void a_bundle_damaged_before_it_is_opened(void **state)
     assert_int_equal(seen.calls, 2);
 }
 
-/* ---- the log ---------------------------------------------------------------------------------------------------- */
+/* ---- the log --------------------------------------------------------------------------------- */
 
 static void what_was_not_prepared_is_logged(void **state)
 {
@@ -390,7 +392,7 @@ static void what_was_not_prepared_is_logged(void **state)
     assert_int_equal(rig_logged("amax_bf16"), 1);
 }
 
-/* ---- many threads -------------------------------------------------------------------------------------------------- */
+/* ---- many threads ---------------------------------------------------------------------------- */
 
 struct asking {
     pthread_t thread;
@@ -507,10 +509,10 @@ static void prepare_makes_all_at_once(void **state)
     assert_int_equal(seen.calls, 6);
 }
 
-/* ---- ranks --------------------------------------------------------------------------------------------------- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
-/* Two ranks, as threads with a context and a cache each, and collectives that wait for the other rank, but not
- * for ever. Rank 1 has an empty cache and a slow compiler. */
+/* Two ranks, as threads with a context and a cache each, and collectives that wait for the other
+ * rank, but not for ever. Rank 1 has an empty cache and a slow compiler. */
 enum { RANKS = 2, STEPS = 3, COMPILE_MS = 100, PATIENCE_MS = 500 };
 
 static struct {
@@ -608,8 +610,8 @@ static void a_slow_compiler_of_one_rank(void **state)
     assert_int_equal(run_job(true, 1), 0);
     assert_true(rig_compiled("start") > compiled);
     assert_int_equal(rig_logged("not prepared"), 0);
-    /* Unprepared, the same compilations lie in a step: the other rank's patience ends, and the log says
-     * why. */
+    /* Unprepared, the same compilations lie in a step: the other rank's patience ends, and the log
+     * says why. */
     assert_true(run_job(false, 2) > 0);
     assert_true(rig_logged(" ms inside a step; fp8_context_prepare makes it beforehand") > 0);
 }

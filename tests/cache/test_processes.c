@@ -1,10 +1,11 @@
 /*
- * test_processes.c - many processes and one cache: all at once, on one spec or several, some of them killed.
+ * test_processes.c - many processes and one cache: all at once, on one spec or several, some of
+ * them killed.
  *
- * The processes start at a barrier with an empty cache; every one must end with a bundle that opens, and the
- * cache must be whole afterwards. Equal kernels are compiled once, except what a killed process was at.
- * FP8_TEST_FULL=1: 50 rounds of kills instead of a few. Kills happen at moments drawn from a seed that is
- * printed.
+ * The processes start at a barrier with an empty cache; every one must end with a bundle that
+ * opens, and the cache must be whole afterwards. Equal kernels are compiled once, except what a
+ * killed process was at. FP8_TEST_FULL=1: 50 rounds of kills instead of a few. Kills happen at
+ * moments drawn from a seed that is printed.
  */
 #include "tests/cache/rig.h"
 
@@ -137,8 +138,8 @@ static void some_are_killed(void **state)
     }
 }
 
-/* One process has the lock and is slow: the others wait for its kernel and do not compile it too. A killed
- * one's lock is free at once. */
+/* One process has the lock and is slow: the others wait for its kernel and do not compile it too. A
+ * killed one's lock is free at once. */
 static void a_killed_maker_holds_nobody_up(void **state)
 {
     (void)state;

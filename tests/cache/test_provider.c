@@ -1,5 +1,6 @@
 /*
- * test_provider.c - providers that ask the context themselves: what would wait for itself is refused.
+ * test_provider.c - providers that ask the context themselves: what would wait for itself is
+ * refused.
  *
  * On the host context, with bundles for no arch, so that nothing is compiled.
  */
@@ -58,7 +59,8 @@ static void refuses(const fp8_layer_description *d)
         strstr(fp8_last_error(), "asks the context for that layer, which waits for the provider"));
 }
 
-/* A provider that asks the context for the layer that it is to make; with `detour`, by way of another one. */
+/* A provider that asks the context for the layer that it is to make; with `detour`, by way of
+ * another one. */
 static int detour;
 
 static int asking_provider(void *user, const fp8_layer_description *d, char *path,
@@ -84,7 +86,8 @@ static void a_provider_that_waits_for_itself_is_refused(void **state)
     assert_int_equal(fp8_context_layer(context, &d, &layer), FP8_OK);
 }
 
-/* Two threads, each in a provider that asks for what the other one makes: one of them is refused, none hangs. */
+/* Two threads, each in a provider that asks for what the other one makes: one of them is refused,
+ * none hangs. */
 static struct {
     pthread_barrier_t both;
     pthread_mutex_t lock;

@@ -1,4 +1,5 @@
-# harness.sh - sourced by the tests of the command line: runs a command, compares exit code, stdout, stderr.
+# harness.sh - sourced by the tests of the command line: runs a command, compares exit code, stdout,
+# stderr.
 #
 #   . tests/cli/harness.sh
 #   case_of "an unknown command is refused"     a case begins
@@ -11,8 +12,8 @@
 #   finish                                      prints the counts, exits 0 or 1
 #
 # A case passes if all its expectations hold; the first that does not prints what was seen. $T is an
-# empty folder for the test's files, removed at the end. `fp8gen` is the program under test, $FP8GEN.
-# skip_case "reason" ends a case as skipped.
+# empty folder for the test's files, removed at the end. `fp8gen` is the program under test,
+# $FP8GEN. skip_case "reason" ends a case as skipped.
 set -u
 FP8GEN=${FP8GEN:-$PWD/build/bin/fp8gen}
 T=$(mktemp -d)

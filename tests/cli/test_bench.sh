@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The flow and the rows of the benchmarks, on a preloaded GPU that is none. Skipped without NVRTC (a bundle
-# for a GPU has compiled kernels) and without a C compiler.
+# The flow and the rows of the benchmarks, on a preloaded GPU that is none. Skipped without NVRTC (a
+# bundle for a GPU has compiled kernels) and without a C compiler.
 . tests/cli/harness.sh
 command -v cc >/dev/null || { echo "skip: no C compiler for the preloaded library"; exit 77; }
 "$FP8GEN" doctor | grep -q '^NVRTC.*not found' && { echo "skip: no NVRTC"; exit 77; }

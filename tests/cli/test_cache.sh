@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# fp8gen cache path|list|trim|verify, and builds through the cache, with an NVRTC that compiles nothing.
+# fp8gen cache path|list|trim|verify, and builds through the cache, with an NVRTC that compiles
+# nothing.
 . tests/cli/harness.sh
 command -v cc >/dev/null || { echo "skip: no C compiler for the fake NVRTC"; exit 77; }
 mkdir "$T/lib"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The command line itself: commands, options, help, errors with the nearest word, exit codes, colours, and
-# what happens when the results cannot be written.
+# The command line itself: commands, options, help, errors with the nearest word, exit codes,
+# colours, and what happens when the results cannot be written.
 . tests/cli/harness.sh
 spec=specs/debug_vocab2556.lua
 

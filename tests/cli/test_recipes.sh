@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every recipe through fp8gen: run on the host against the rules, dumps recomputed by other tools, the report
-# of accuracy, and what is refused.
+# Every recipe through fp8gen: run on the host against the rules, dumps recomputed by other tools,
+# the report of accuracy, and what is refused.
 . tests/cli/harness.sh
 cat >"$T/recipes.lua" <<'SPEC'
 return model "recipes" {

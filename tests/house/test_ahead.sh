@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Bundles ahead of time: one for several archs is opened and computes on a node that has libfp8 alone.
+# Bundles ahead of time: one for several archs is opened and computes on a node that has libfp8
+# alone.
 . tests/cli/harness.sh
 command -v cc >/dev/null || { echo "skip: no C compiler"; exit 77; }
 sanitize=$(sed -n 's/^FP8GEN_SANITIZE:STRING=//p' "$FP8_TEST_BUILD/CMakeCache.txt" 2>/dev/null)

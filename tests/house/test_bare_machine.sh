@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The program starts, checks, plans and runs on the host where there is no libcuda, NVRTC or cuBLASLt,
-# and says what is missing where it needs them.
+# The program starts, checks, plans and runs on the host where there is no libcuda, NVRTC or
+# cuBLASLt, and says what is missing where it needs them.
 . tests/cli/harness.sh
 command -v cc >/dev/null || { echo "skip: no C compiler for the preloaded library"; exit 77; }
 cc -shared -fPIC -D_GNU_SOURCE -O1 -o "$T/hide.so" tests/house/preload/hide_libraries.c -ldl || exit 1

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The public headers compile without a warning as C11 and C++17, alone, twice, and beside cuda_fp8.h in
-# either order (it has locals that macros of ours could break). Every other header compiles alone.
+# The public headers compile without a warning as C11 and C++17, alone, twice, and beside cuda_fp8.h
+# in either order (it has locals that macros of ours could break). Every other header compiles
+# alone.
 set -u
 command -v cc >/dev/null || { echo "skip: no C compiler"; exit 77; }
 cuda=$(sed -n 's/^FP8GEN_CUDA_INCLUDE_DIR:[A-Z]*=//p' "$FP8_TEST_BUILD/CMakeCache.txt")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Every #include is an edge between rooms; this fails on an edge outside the table below.
 #
-# The first matching row counts: the room, what it may include in quotes (- for nothing; paths begin at
-# the project's root, in templates at their folder), and what it may not include in <>, or, after
+# The first matching row counts: the room, what it may include in quotes (- for nothing; paths begin
+# at the project's root, in templates at their folder), and what it may not include in <>, or, after
 # "only:", the sole headers that it may.
 table='
 runtime/fp8.h    -                                                 only:stdint.h,stddef.h

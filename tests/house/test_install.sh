@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What is installed is enough: a project of its own finds the package, builds against it and runs; the
-# installed tree may be moved.
+# What is installed is enough: a project of its own finds the package, builds against it and runs;
+# the installed tree may be moved.
 set -eu
 command -v cmake >/dev/null || { echo "skip: no cmake"; exit 77; }
 folder=$(mktemp -d)

@@ -1,6 +1,6 @@
 /*
- * The README's list of spec fields is the text of fp8gen_schema: between the line "<!-- schema -->" and
- * the end of the code block that follows. FP8_TEST_UPDATE=1 writes it there (make golden).
+ * The README's list of spec fields is the text of fp8gen_schema: between the line "<!-- schema -->"
+ * and the end of the code block that follows. FP8_TEST_UPDATE=1 writes it there (make golden).
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Every command in a console block of README.md runs, in order, in one folder, and prints exactly what
-# the README shows. FP8_TEST_UPDATE=1 writes there what it prints now (make golden).
+# Every command in a console block of README.md runs, in order, in one folder, and prints exactly
+# what the README shows. FP8_TEST_UPDATE=1 writes there what it prints now (make golden).
 #
 # Before a block, a comment may say: <!-- run: exit N --> (the commands' exit code; 0 without),
-# <!-- run: output differs --> (times, devices: not compared, not rewritten), <!-- run: needs NVRTC -->
-# (left out where that is not found).
+# <!-- run: output differs --> (times, devices: not compared, not rewritten), <!-- run: needs NVRTC
+# --> (left out where that is not found).
 . tests/cli/harness.sh
 for name in specs templates examples; do ln -s "$PWD/$name" "$T/$name"; done
 mkdir "$T/bin" "$T/blocks"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# libfp8 exports exactly symbols_fp8.txt, libfp8gen exactly symbols_fp8gen.txt, and both lists are what
-# the public headers declare. After a change of a header: test_symbols.sh --update.
+# libfp8 exports exactly symbols_fp8.txt, libfp8gen exactly symbols_fp8gen.txt, and both lists are
+# what the public headers declare. After a change of a header: test_symbols.sh --update.
 set -u
 status=0
 declared() { # headers macro

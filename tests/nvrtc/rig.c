@@ -17,7 +17,8 @@
 
 /* clang-format off */
 const char rig_every_variant[] = "return model \"variants\" { mesh = { fsdp = 2 }, layers = {\n"
-    /* bf16 and fp32 weights, all outputs; hybrid and e4m3; power of two or not; with and without bias. */
+    /* bf16 and fp32 weights, all outputs; hybrid and e4m3; power of two or not; with and without
+     * bias. */
     LAYER("a", "bias = true")
     LAYER("b", "bias = true, recipe = recipe.current { power_of_two = true }, weight = \"fp32\", "
                "grad_weight = \"bf16\"")

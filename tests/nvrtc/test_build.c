@@ -1,6 +1,6 @@
 /*
- * test_build.c - bundles with cubins: their records, the same bytes every time, progress, and what a
- * failed build leaves.
+ * test_build.c - bundles with cubins: their records, the same bytes every time, progress, and what
+ * a failed build leaves.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,6 @@
 /*
- * test_cache.c - the cache with the real NVRTC: what comes out of it is what NVRTC would give, a cubin.
+ * test_cache.c - the cache with the real NVRTC: what comes out of it is what NVRTC would give, a
+ * cubin.
  */
 #include <setjmp.h>
 #include <stdarg.h>

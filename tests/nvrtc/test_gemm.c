@@ -1,12 +1,12 @@
 /*
- * test_gemm.c - every configuration of the generated GEMM, compiled for sm_90a: no error, spill, warning,
- * ignored setmaxnreg (C7508) or serialised wgmma (C7510), and 168 or 128 registers, which is what three
- * or four warpgroups share out. And how long a cold compilation takes. Needs no GPU.
+ * test_gemm.c - every configuration of the generated GEMM, compiled for sm_90a: no error, spill,
+ * warning, ignored setmaxnreg (C7508) or serialised wgmma (C7510), and 168 or 128 registers, which
+ * is what three or four warpgroups share out. And how long a cold compilation takes. Needs no GPU.
  *
- * Each is compiled for E5M2 x E4M3 into bf16 and fp32, overwriting and adding, as far as it serves them;
- * every fourth one for fp16 and for E4M3 x E4M3 too, which differ in a conversion and a word of wgmma. With
- * scales of rows every second one, and with intervals of accumulation every one that serves them, into fp16;
- * with scales of shards every one that applies them along the contraction.
+ * Each is compiled for E5M2 x E4M3 into bf16 and fp32, overwriting and adding, as far as it serves
+ * them; every fourth one for fp16 and for E4M3 x E4M3 too, which differ in a conversion and a word
+ * of wgmma. With scales of rows every second one, and with intervals of accumulation every one that
+ * serves them, into fp16; with scales of shards every one that applies them along the contraction.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -240,8 +240,8 @@ static double seconds_of(clockid_t clock)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* A kernel that takes long to compile makes every first build slow. The limit is for loaded machines;
- * the aim is half a second alone. */
+/* A kernel that takes long to compile makes every first build slow. The limit is for loaded
+ * machines; the aim is half a second alone. */
 static void test_cold_compilation(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /*
- * test_log.c - errors planted in templates come back at the template's own file, line and column, and
- * kernels that compile badly are refused.
+ * test_log.c - errors planted in templates come back at the template's own file, line and column,
+ * and kernels that compile badly are refused.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -60,8 +60,8 @@ static int count_parts(const char *text, const char *part)
     return count;
 }
 
-/* Puts lines before the first line of the template that holds `mark`; the templates beside it become
- * idle. Returns the line number of the first new line. */
+/* Puts lines before the first line of the template that holds `mark`; the templates beside it
+ * become idle. Returns the line number of the first new line. */
 static int plant(const char *name, const char *mark, const char *lines)
 {
     char path[2 * RIG_PATH];

@@ -1,9 +1,10 @@
 /*
- * test_processes.c - 16 processes, one empty cache and the real NVRTC, some of them killed; a full disk; forks.
+ * test_processes.c - 16 processes, one empty cache and the real NVRTC, some of them killed; a full
+ * disk; forks.
  *
- * Every process that is not killed must end with a bundle that opens, and the cache must be whole after
- * each round. 2 rounds with kernels that compile at once; FP8_TEST_FULL=1: 50 rounds with the real ones,
- * those of the products aside.
+ * Every process that is not killed must end with a bundle that opens, and the cache must be whole
+ * after each round. 2 rounds with kernels that compile at once; FP8_TEST_FULL=1: 50 rounds with the
+ * real ones, those of the products aside.
  * Kills happen at moments drawn from a seed that is printed.
  */
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /*
- * test_variants.c - every template and every variant that a plan can ask for, compiled for sm_90a and
- * for one more of the archs that this NVRTC knows, in turn; of GEMMs see test_gemm.c. Needs no GPU. No
- * error, no spill, no warning.
+ * test_variants.c - every template and every variant that a plan can ask for, compiled for sm_90a
+ * and for one more of the archs that this NVRTC knows, in turn; of GEMMs see test_gemm.c. Needs no
+ * GPU. No error, no spill, no warning.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,10 @@
 /*
- * test_memory.c - C38: device memory of eight layers of 1024 x 1024 over two ranks, by byte accounting.
+ * test_memory.c - C38: device memory of eight layers of 1024 x 1024 over two ranks, by byte
+ * accounting.
  *
- * The model's pool is all there is: it grows with a layer no faster than bf16 shards with two gathered
- * bf16 layers would, what fp8_model_measure says is what create allocates, and no step allocates.
+ * The model's pool is all there is: it grows with a layer no faster than bf16 shards with two
+ * gathered bf16 layers would, what fp8_model_measure says is what create allocates, and no step
+ * allocates.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +25,8 @@ static const char spec[] =
     "return model 'm' { mesh = { fsdp = 2 }, tokens = 16, grad_weight = 'bf16', layers = {\n"
     "linear 'l' { in_features = 1024, out_features = 1024 } } }";
 
-/* The heap's own books; a sanitizer's allocator keeps none, there only what the model says is checked. */
+/* The heap's own books; a sanitizer's allocator keeps none, there only what the model says is
+ * checked. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { HAS_BOOKS = 0 };
 #else

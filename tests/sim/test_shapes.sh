@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Shapes whose shards are uneven, short or empty, whole: the largest element of w is in its last row, which
-# is in the last shard that is not empty.
+# Shapes whose shards are uneven, short or empty, whole: the largest element of w is in its last
+# row, which is in the last shard that is not empty.
 . tests/sim/sim.sh
 spec_of() { # N K fields
     echo "return model 'shape' { tokens = 16, $3 layers = { linear 'a' { out_features = $1, in_features = $2 },

@@ -39,8 +39,8 @@ void drop(struct matrix *m);
 float get(const struct matrix *m, int64_t i, int64_t j);
 void put(struct matrix *m, int64_t i, int64_t j, float value);
 
-/* A tensor, and a copy with its padded rows, as arguments of an op: FP8_<OP>_source .. cols, row .. row_rows
- * and so on stand in the same order in every op. */
+/* A tensor, and a copy with its padded rows, as arguments of an op: FP8_<OP>_source .. cols, row ..
+ * row_rows and so on stand in the same order in every op. */
 void put_source(fp8_value *args, const struct matrix *m);
 void put_copy(fp8_value *args, const struct matrix *copy);
 

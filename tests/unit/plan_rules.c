@@ -1,5 +1,6 @@
 /*
- * plan_rules.c - walks a plan by the rules of runtime/bundle_format.h: complete, consistent, minimal.
+ * plan_rules.c - walks a plan by the rules of runtime/bundle_format.h: complete, consistent,
+ * minimal.
  *
  * The facts of the format come from its header; what a plan chooses is not judged here.
  */
@@ -58,7 +59,7 @@ const char *string_of(const json_t *object, const char *key)
     return text;
 }
 
-/* ---- the rules of the format ----------------------------------------------------------------------- */
+/* ---- the rules of the format ----------------------------------------------------------------- */
 
 struct arg {
     const char *name, *type;

@@ -4,8 +4,8 @@
 #ifndef TESTS_UNIT_RIG_LUA_H
 #define TESTS_UNIT_RIG_LUA_H
 
-/* Runs the text in the state of a fresh session, where `require` finds the modules of gen/lua. An error in
- * it, an `assert` that fails among them, fails the test and shows where. */
+/* Runs the text in the state of a fresh session, where `require` finds the modules of gen/lua. An
+ * error in it, an `assert` that fails among them, fails the test and shows where. */
 void run_lua(const char *text);
 
 #endif

@@ -1,9 +1,9 @@
 /*
- * test_bundle_dir.c - builds without a compiler (--arch none): what is written, what is refused, and
- * that a build which fails leaves everything as it was.
+ * test_bundle_dir.c - builds without a compiler (--arch none): what is written, what is refused,
+ * and that a build which fails leaves everything as it was.
  *
- * The C library's write, fsync and renameat2 are wrapped, so that a full disk and a file system without
- * RENAME_EXCHANGE can be had at will.
+ * The C library's write, fsync and renameat2 are wrapped, so that a full disk and a file system
+ * without RENAME_EXCHANGE can be had at will.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -47,7 +47,7 @@ int renameat2(int from_dir, const char *from, int to_dir, const char *to, unsign
     return (int)syscall(SYS_renameat2, from_dir, from, to_dir, to, flags);
 }
 
-/* ---- the scratch folder ---------------------------------------------------------------------------- */
+/* ---- the scratch folder ---------------------------------------------------------------------- */
 
 static char scratch[64];
 
@@ -106,7 +106,7 @@ static int entries(const char *path)
     return count;
 }
 
-/* ---- building -------------------------------------------------------------------------------------- */
+/* ---- building -------------------------------------------------------------------------------- */
 
 static fp8gen *open_model(int in_features)
 {
@@ -162,7 +162,7 @@ static json_int_t features_of(const char *bundle)
     return features;
 }
 
-/* ---- tests ----------------------------------------------------------------------------------------- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void test_what_is_written(void **state)
 {
@@ -271,8 +271,8 @@ static void make_left(const char *name, const char *file)
     put(in_scratch(path), "half");
 }
 
-/* A killed build cannot tidy up: the next one of the same target does, and leaves what still lives and
- * what is no bundle's. */
+/* A killed build cannot tidy up: the next one of the same target does, and leaves what still lives
+ * and what is no bundle's. */
 static void test_left_by_killed_builds(void **state)
 {
     (void)state;
@@ -387,7 +387,8 @@ static void test_race(void **state)
     assert_int_equal(entries(scratch), 1);
 }
 
-/* Every request for memory fails once, from some point on: a clean error and nothing left behind. */
+/* Every request for memory fails once, from some point on: a clean error and nothing left
+ * behind. */
 static void test_out_of_memory(void **state)
 {
     (void)state;

@@ -1,8 +1,9 @@
 /*
- * test_dynlib.c - the opener of shared libraries: its order, and the sentence when nothing is found.
+ * test_dynlib.c - the opener of shared libraries: its order, and the sentence when nothing is
+ * found.
  *
- * Uses libm and names that do not exist, so it needs no CUDA. cmocka itself is linked, so libcmocka is
- * the library that is "already in the process".
+ * Uses libm and names that do not exist, so it needs no CUDA. cmocka itself is linked, so libcmocka
+ * is the library that is "already in the process".
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,9 @@
 /*
- * test_expand.c - every rule of the template language, and the lines at which its errors are reported.
+ * test_expand.c - every rule of the template language, and the lines at which its errors are
+ * reported.
  *
- * Each case gives a template, its parameters as a Lua table, and the text or the diagnostic expected.
+ * Each case gives a template, its parameters as a Lua table, and the text or the diagnostic
+ * expected.
  */
 #include <setjmp.h>
 #include <stdarg.h>

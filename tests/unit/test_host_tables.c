@@ -1,6 +1,6 @@
 /*
- * test_host_tables.c - the host backend's quantising ops against tests/oracle/op_tables.h (numpy and
- * ml_dtypes): codes, scales and padding of whole matrices, every granularity, both copies.
+ * test_host_tables.c - the host backend's quantising ops against tests/oracle/op_tables.h (numpy
+ * and ml_dtypes): codes, scales and padding of whole matrices, every granularity, both copies.
  *
  * Every output starts as 0xFF or 0x7E, lies between guard bytes and is compared whole.
  */

@@ -1,8 +1,8 @@
 /*
  * test_nvrtc_open.c - a machine without NVRTC, with a wrong one, with an old one: a sentence each.
  *
- * dlopen is wrapped: the real NVRTC is hidden, and only what FP8_NVRTC_PATH names can be opened. The
- * wrong ones are made by the C compiler here; without a compiler those cases are skipped.
+ * dlopen is wrapped: the real NVRTC is hidden, and only what FP8_NVRTC_PATH names can be opened.
+ * The wrong ones are made by the C compiler here; without a compiler those cases are skipped.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,16 +1,17 @@
 /*
- * test_plan.c - what a plan must be whatever the spec: complete, consistent, minimal, deterministic.
+ * test_plan.c - what a plan must be whatever the spec: complete, consistent, minimal,
+ * deterministic.
  *
  * The exact text of some plans is in tests/golden. Here every plan is walked by the rules of
- * runtime/bundle_format.h (plan_rules.c), and each field of a spec is flipped once. What recipes mean for a
- * plan is test_recipes.c's subject.
+ * runtime/bundle_format.h (plan_rules.c), and each field of a spec is flipped once. What recipes
+ * mean for a plan is test_recipes.c's subject.
  */
 #include <math.h>
 #include "tests/unit/plan_rules.h"
 
 #define ONE_LAYER "in_features = 1000, out_features = 2556, bias = true, "
 
-/* ---- tests ----------------------------------------------------------------------------------------- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static const char *const variants[] = {
     ONE_LAYER,
@@ -80,7 +81,8 @@ static size_t count_named(const json_t *kernels, const char *beginning)
     return count;
 }
 
-/* The name of a GEMM is a beginning: which configurations are best, one or a few, is not told here. */
+/* The name of a GEMM is a beginning: which configurations are best, one or a few, is not told
+ * here. */
 static void expect_kernels(const char *fields, const char *const *names)
 {
     json_t *plan = plan_of(fields), *kernels = json_object_get(plan, "kernels");

@@ -1,6 +1,6 @@
 /*
- * test_recipes.c - what each recipe makes of a plan: which steps, in which order, with which copies,
- * scales and products; bytes by NUMERICS' and KERNELS' count.
+ * test_recipes.c - what each recipe makes of a plan: which steps, in which order, with which
+ * copies, scales and products; bytes by NUMERICS' and KERNELS' count.
  */
 #include "tests/unit/plan_rules.h"
 
@@ -349,7 +349,8 @@ static void test_bytes(void **state)
     }
 }
 
-/* Layers with recipes of their own in one model, one of them in bf16: each has what it would have alone. */
+/* Layers with recipes of their own in one model, one of them in bf16: each has what it would have
+ * alone. */
 static void test_mixed(void **state)
 {
     (void)state;

@@ -1,9 +1,9 @@
 /*
- * test_shard.c - gen/lua/shard.lua: shards tile every tensor exactly once, whatever the dims and the number
- * of ranks, and all ranks issue the same collectives in the same order.
+ * test_shard.c - gen/lua/shard.lua: shards tile every tensor exactly once, whatever the dims and
+ * the number of ranks, and all ranks issue the same collectives in the same order.
  *
- * The tests are Lua, run in a session's state; an `assert` that fails shows where. Dims are drawn by a
- * small generator with a fixed seed, beside those that are known to be awkward.
+ * The tests are Lua, run in a session's state; an `assert` that fails shows where. Dims are drawn
+ * by a small generator with a fixed seed, beside those that are known to be awkward.
  */
 #include <setjmp.h>
 #include <stdarg.h>

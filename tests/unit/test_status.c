@@ -1,5 +1,6 @@
 /*
- * test_status.c - the status table, the thread's sentence, dtypes, operand arithmetic, the allocator's hook.
+ * test_status.c - the status table, the thread's sentence, dtypes, operand arithmetic, the
+ * allocator's hook.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,10 +1,10 @@
 /*
  * test_step.c - gen/lua/step.lua: predicted seconds of collectives and of a step over ranks.
  *
- * Laws that hold whatever the fitted constants are: more bytes never take less time, a step takes no less
- * than its compute nor than its communication, gathering twice no less than once. Then the order of events:
- * steps whose exposed time can be said by hand. At last the kept measurements: the constants are fitted to
- * them, so the predictions must lie near every row.
+ * Laws that hold whatever the fitted constants are: more bytes never take less time, a step takes
+ * no less than its compute nor than its communication, gathering twice no less than once. Then the
+ * order of events: steps whose exposed time can be said by hand. At last the kept measurements: the
+ * constants are fitted to them, so the predictions must lie near every row.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -90,7 +90,8 @@ static void test_laws(void **state)
             "assert(step.step(layers(2, {}), 9, {}) == nil)\n");
 }
 
-/* The first gather is waited for, the next ones run beside the layer before; the last sum is waited for. */
+/* The first gather is waited for, the next ones run beside the layer before; the last sum is waited
+ * for. */
 static void test_order(void **state)
 {
     (void)state;
@@ -226,8 +227,8 @@ static double predicted_step(const json_t *row, const char *name, const char *sh
     return seconds;
 }
 
-/* How far a prediction may lie off: above, and below what was measured. Where little is moved the host's
- * enqueueing counts, which a busy host makes slower by any amount. */
+/* How far a prediction may lie off: above, and below what was measured. Where little is moved the
+ * host's enqueueing counts, which a busy host makes slower by any amount. */
 static void expect_near(const json_t *row, double predicted, double measured, bool is_small)
 {
     const double error = predicted / measured - 1;

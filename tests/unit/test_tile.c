@@ -1,6 +1,7 @@
 /*
- * test_tile.c - gen/lua/tile.lua: the table of configurations keeps the limits of the hardware and of the
- * template, and the cost model is sane: ordered, monotonic, below the peak, near what was measured.
+ * test_tile.c - gen/lua/tile.lua: the table of configurations keeps the limits of the hardware and
+ * of the template, and the cost model is sane: ordered, monotonic, below the peak, near what was
+ * measured.
  *
  * The tests are Lua, run in a session's state; an `assert` that fails shows where.
  */
@@ -133,9 +134,10 @@ static void test_monotonic(void **state)
                     "end)\n");
 }
 
-/* What the model picks for each row of the kept benchmark, against the best that was measured there: where
- * the pick itself was measured, it loses 2 % at most on average. And predictions are near measurements; a row
- * may lack cuBLASLt. The bounds leave room for another run of the same kernels. */
+/* What the model picks for each row of the kept benchmark, against the best that was measured
+ * there: where the pick itself was measured, it loses 2 % at most on average. And predictions are
+ * near measurements; a row may lack cuBLASLt. The bounds leave room for another run of the same
+ * kernels. */
 static void test_measurements(void **state)
 {
     (void)state;

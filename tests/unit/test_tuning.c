@@ -1,7 +1,7 @@
 /*
- * test_tuning.c - what decides a GEMM besides the model: forced choices and tuning files. A good file
- * (tuning.json) shows in the plan; each of its fields, wrong in some way, is answered with the file, the
- * entry, the field and the rule.
+ * test_tuning.c - what decides a GEMM besides the model: forced choices and tuning files. A good
+ * file (tuning.json) shows in the plan; each of its fields, wrong in some way, is answered with the
+ * file, the entry, the field and the rule.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -88,7 +88,7 @@ static void expect_end(const char *text, const char *end)
         fail_msg("'%s' does not end in '%s'", text, end);
 }
 
-/* ---- forced choices -------------------------------------------------------------------------------- */
+/* ---- forced choices -------------------------------------------------------------------------- */
 
 /* How many ranges of the pass have a generated kernel as their first choice. */
 static size_t generated_ranges(const json_t *plan, const char *pass)
@@ -182,7 +182,8 @@ static void test_configs(void **state)
     fp8gen_close(gen);
 }
 
-/* A model of many shapes asks for few kernels: three configurations for each kind of GEMM at most. */
+/* A model of many shapes asks for few kernels: three configurations for each kind of GEMM at
+ * most. */
 static void test_few_kernels(void **state)
 {
     (void)state;
@@ -203,7 +204,7 @@ static void test_few_kernels(void **state)
     }
 }
 
-/* ---- a good file ----------------------------------------------------------------------------------- */
+/* ---- a good file ----------------------------------------------------------------------------- */
 
 static void test_fprop_as_measured(void **state)
 {
@@ -259,7 +260,7 @@ static void test_force_before_tuning(void **state)
     json_decref(plain);
 }
 
-/* ---- files on their way ------------------------------------------------------------------------------ */
+/* ---- files on their way ---------------------------------------------------------------------- */
 
 static char folder[] = "/tmp/fp8gen_tuning_XXXXXX", file_path[64];
 

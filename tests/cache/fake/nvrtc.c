@@ -1,10 +1,10 @@
 /*
  * nvrtc.c - a libnvrtc that compiles nothing: its cubin is a function of what it was given.
  *
- * Made by the tests' rig and found by the loader under NVRTC's own name. Variables: FAKE_NVRTC_MINOR (the
- * version is 13.<minor>), FAKE_NVRTC_DELAY_MS (how long a compilation takes), FAKE_NVRTC_LOG (a file that
- * gets a line per compilation: "start" and "end", the source's name, the arch). A source with #error in it
- * fails as it would with NVRTC.
+ * Made by the tests' rig and found by the loader under NVRTC's own name. Variables:
+ * FAKE_NVRTC_MINOR (the version is 13.<minor>), FAKE_NVRTC_DELAY_MS (how long a compilation takes),
+ * FAKE_NVRTC_LOG (a file that gets a line per compilation: "start" and "end", the source's name,
+ * the arch). A source with #error in it fails as it would with NVRTC.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,9 +1,9 @@
 /*
  * broken_passes.c - passes with a fault each, as a preloaded library: `fp8gen run` must find them.
  *
- * BROKEN names the fault: "byte" flips one bit of one FP8 byte of the weight, "skip" leaves dw as it was,
- * "scale" doubles one row of dx, "ulp" moves one bf16 number of dx by two, "twice" rounds a bf16 product
- * before it is added to dw.
+ * BROKEN names the fault: "byte" flips one bit of one FP8 byte of the weight, "skip" leaves dw as
+ * it was, "scale" doubles one row of dx, "ulp" moves one bf16 number of dx by two, "twice" rounds a
+ * bf16 product before it is added to dw.
  */
 #include <dlfcn.h>
 #include <stdlib.h>

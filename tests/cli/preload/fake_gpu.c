@@ -1,11 +1,12 @@
 /*
  * fake_gpu.c - a GPU for the benchmarks on a machine without one, as a preloaded library.
  *
- * The context on device 0 is a host context that calls itself compute capability 9.0; the driver calls
- * of the program succeed, its copies are memcpy; cuBLASLt offers three algorithms: the first multiplies,
- * plainly; the second is not usable; the third leaves its output as it is, which is wrong. So the
- * flow of a benchmark is tested, its memory, its rows and its checks, and not one of its figures. The
- * clock runs ten times as fast as time: what warms up a device that there is not is soon over.
+ * The context on device 0 is a host context that calls itself compute capability 9.0; the driver
+ * calls of the program succeed, its copies are memcpy; cuBLASLt offers three algorithms: the first
+ * multiplies, plainly; the second is not usable; the third leaves its output as it is, which is
+ * wrong. So the flow of a benchmark is tested, its memory, its rows and its checks, and not one of
+ * its figures. The clock runs ten times as fast as time: what warms up a device that there is not
+ * is soon over.
  */
 #include <dlfcn.h>
 #include <math.h>
@@ -66,7 +67,7 @@ static int destroy(void *object)
     return 0;
 }
 
-/* ---- cuBLASLt, column-major: d = alpha op(a) op(b) + beta d ---------------------------------------------- */
+/* ---- cuBLASLt, column-major: d = alpha op(a) op(b) + beta d ---------------------------------- */
 
 /* Attributes and types by the numbers of cublasLt.h and library_types.h. */
 enum { TRANSA = 3, TRANSB = 4, A_SCALE = 17, B_SCALE = 18 };
@@ -155,7 +156,8 @@ static void store(void *data, const struct layout *l, size_t row, size_t col, fl
     ((unsigned short *)data)[at] = (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* cublasLtMatmulHeuristicResult_t: the algorithm (64 bytes), workspace size, status, waves, reserved. */
+/* cublasLtMatmulHeuristicResult_t: the algorithm (64 bytes), workspace size, status, waves,
+ * reserved. */
 struct algorithm {
     char opaque[64];
     size_t workspace;

@@ -1,9 +1,10 @@
 /*
- * slow_folder.c - work on folders that takes a second, as a preloaded library: what a signal meets is then
- * certain.
+ * slow_folder.c - work on folders that takes a second, as a preloaded library: what a signal meets
+ * is then certain.
  *
- * SLOW=sync: every fsync takes that long, so that a build is met with its folder half filled. SLOW=remove:
- * what removes a tree goes on for a second after it is gone, so that its writer meets that.
+ * SLOW=sync: every fsync takes that long, so that a build is met with its folder half filled.
+ * SLOW=remove: what removes a tree goes on for a second after it is gone, so that its writer meets
+ * that.
  */
 #include <dlfcn.h>
 #include <ftw.h>

@@ -1,7 +1,9 @@
 /*
- * ahead.c - opens a bundle on a machine that only has libfp8: no generator, no Lua, no NVRTC, no toolkit.
+ * ahead.c - opens a bundle on a machine that only has libfp8: no generator, no Lua, no NVRTC, no
+ * toolkit.
  *
- * Computes y = x w^T of its only layer, 16 x 32, on the host, and lists what the process has loaded.
+ * Computes y = x w^T of its only layer, 16 x 32, on the host, and lists what the process has
+ * loaded.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * Preloaded, makes a machine of this one that has none of libcuda, NVRTC and cuBLASLt: dlopen refuses
- * them with the loader's own words.
+ * Preloaded, makes a machine of this one that has none of libcuda, NVRTC and cuBLASLt: dlopen
+ * refuses them with the loader's own words.
  */
 #include <dlfcn.h>
 #include <stdio.h>
