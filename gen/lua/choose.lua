@@ -17,7 +17,7 @@ local M = {}
 local KEPT = 3 -- configurations of a kind of GEMM
 local WORTH = 0.03 -- of the time that another one must save on average
 local CLEARLY = 1.03 -- cuBLASLt comes first where a generated kernel takes that much longer ...
-local CALL = 5e-6 -- s, ... and by more than its call keeps the host longer than a launch does
+local CALL = 6e-6 -- s, ... and by more than its call keeps the host longer than a launch does
 local USUAL = 8 -- weight of the range that holds the usual tokens, on 1 for another
 
 local range_ends = { 16, 64, 256, 1024, 4096 } -- of M, for one choice each
@@ -162,6 +162,29 @@ local function set_for(cases)
         set[best.name] = true
         count, now = count + 1, best_burden
     end
+    return set, count
+end
+
+-- Whether cuBLASLt comes first beside a set of configurations, and would not beside the best one, for its call.
+local function lacks_best(case, set)
+    local ratio = patience(case.cublaslt)
+    if ratio == CLEARLY then return false end
+    local limit = case.cublaslt * ratio
+    for i, name in ipairs(case.names) do
+        if case.seconds[i] > limit then return i > 1 end
+        if set[name] then return false end
+    end
+    return false
+end
+
+-- A configuration that takes the usual tokens from cuBLASLt's call is worth its compilation.
+local function add_usual(cases, set, count)
+    for _, case in ipairs(cases) do
+        if count < KEPT and case.weight == USUAL and lacks_best(case, set) then
+            set[case.names[1]] = true
+            count = count + 1
+        end
+    end
     return set
 end
 
@@ -175,7 +198,7 @@ local function sets_for(gemms)
             table.insert(cases[kind], case_of(problem, holds(range, gemm.tokens) and USUAL or 1))
         end
     end
-    for kind, list in pairs(cases) do sets[kind] = set_for(list) end
+    for kind, list in pairs(cases) do sets[kind] = add_usual(list, set_for(list)) end
     return sets
 end
 
