@@ -69,7 +69,8 @@ class Zero3:
 
     def rows(self, full):
         """Rows of a shard; FP8 shards of recipe "block" hold whole tiles of 128 x 128."""
-        step = 128 if full.dim() == 2 and self.recipe.name == "block" else 1
+        tiles = self.world > 1 and full.dim() == 2 and self.recipe.name == "block"
+        step = 128 if tiles else 1
         return -(-full.shape[0] // (self.world * step)) * step
 
     def shard(self, full, fp8):
