@@ -177,7 +177,7 @@ int fake_destroy(fp8_nccl_comm comm)
 EXPORT int fake_abort(fp8_nccl_comm comm) __asm__("ncclCommAbort");
 int fake_abort(fp8_nccl_comm comm)
 {
-    state.aborts++;
+    __atomic_add_fetch(&state.aborts, 1, __ATOMIC_RELAXED);
     while (state.is_stuck)
         pause();
     return end_comm(comm);
