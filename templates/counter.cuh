@@ -32,6 +32,7 @@ __device__ __forceinline__ void open_counter(const tile_counter &c, u32 first) {
         if (seen == c.epoch) return;
         if (seen == (c.epoch | opening)) continue; // another cluster is at it
         if (atomicCAS(c.words, seen, c.epoch | opening) != seen) continue;
+        stumble();
         c.words[1] = first;
         asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(c.words), "l"(c.epoch) : "memory");
         return;
@@ -91,6 +92,7 @@ struct tiles_to_load {
         tile_slot s = slot_at(base, number++);
         if (first_of_cluster()) {
             mbarrier_wait(s.empty, s.phase ^ 1);
+            stumble();
             if (cluster == 1)
                 asm volatile("st.shared.u32 [%0], %1;" ::"r"(s.value), "r"(taken) : "memory");
             else
@@ -102,6 +104,7 @@ struct tiles_to_load {
         } else {
             mbarrier_expect(s.full, 4);
             mbarrier_wait(s.full, s.phase);
+            stumble();
             t = read_slot(s);
             if (!first_of_cluster()) mbarrier_arrive_at(s.empty, 0);
         }
@@ -124,18 +127,20 @@ struct tiles_to_make {
     u32 base;
     int number;
 
-    __device__ __forceinline__ explicit tiles_to_make(u32 base)
-        : base(base), number(pingpong ? warpgroup() : 0) {}
+    __device__ __forceinline__ tiles_to_make(u32 base, int group)
+        : base(base), number(pingpong ? group : 0) {}
     __device__ __forceinline__ bool inside(int count) const {
         tile_slot s = slot_at(base, number);
         mbarrier_wait(s.full, s.phase);
-        return read_slot(s) < count;
+        stumble();
+        return uniform(read_slot(s)) < count;
     }
     __device__ __forceinline__ int peek() const { return read_slot(slot_at(base, number)); }
     // The tile; its slot is free from now on.
     __device__ __forceinline__ int take() const {
         tile_slot s = slot_at(base, number);
-        int t = read_slot(s);
+        int t = uniform(read_slot(s));
+        stumble();
         __syncwarp();
         if (thread() % 32 == 0) {
             if (cluster == 1)

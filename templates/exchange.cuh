@@ -44,6 +44,7 @@ __device__ __forceinline__ void produce(const tensor_map &map_a, const tensor_ma
 #pragma unroll 1
         for (int k = 0; chosen && k < mine.blocks; ++k) {
             u32 a = base + at.stage * stage_bytes, bar = full + 8 * at.stage;
+            stumble();
             mbarrier_wait(empty + 8 * at.stage, at.phase ^ 1);
             mbarrier_expect(bar, stage_bytes);
             tma_load(a, map_a, (mine.first + k) * bk, tile.m * bm, bar);
@@ -58,7 +59,7 @@ __device__ __forceinline__ void produce(const tensor_map &map_a, const tensor_ma
 
 // The warpgroup's part of the CTA's partial tile.
 __device__ __forceinline__ void put_part(const float (&acc)[waves][accumulators], u32 base) {
-    int row = warpgroup() * waves * 64 + thread() / 32 % 4 * 16 + thread() % 32 / 4;
+    int row = thread() / 128 * waves * 64 + thread() / 32 % 4 * 16 + thread() % 32 / 4;
     int quad = thread() % 4;
 #pragma unroll
     for (int w = 0; w < waves; ++w)
@@ -116,7 +117,7 @@ __device__ __forceinline__ void add_up(const scales &s, const output &out, u32 b
             float &x = sum.e[j].value;
 #pragma unroll
             for (int k = 1; k < slices; ++k) x += parts[k].e[j].value;
-            float bias = s.bias ? entry(s.bias, col + c + j, out.cols) : -0.0f;
+            float bias = biased && s.bias ? entry(s.bias, col + c + j, out.cols) : -0.0f;
             int c_at = col + c + j;
             if (row_scaled)
                 x = finished(x, of_row, scale_at<b_row_scaled>(s.of_cols, c_at, out.cols), bias);
@@ -129,12 +130,14 @@ __device__ __forceinline__ void add_up(const scales &s, const output &out, u32 b
 
 __device__ __forceinline__ void consume(const output &out, const scales &s,
                                         const volatile extents &e, u32 base) {
-    pipeline p = {base, {}};
+    pipeline p = {base, uniform(thread() / 128), {}};
     for (int t = blockIdx.x / slices; t < tiles_of(e).count(); t += gridDim.x / slices) {
         float acc[waves][accumulators];
         multiply(acc, p, slice_of(e).blocks);
+        stumble();
         put_part(acc, base);
         cluster_sync();
+        stumble();
         tile_at tile = tiles_of(e).at(t);
         int m = tile.m * bm, n = tile.n * bn;
         add_up(s, out, base, swapped ? n : m, swapped ? m : n);

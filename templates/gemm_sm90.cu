@@ -23,9 +23,10 @@ constexpr bool swapped = $swapped; // the tile's rows are columns of out: it mul
 constexpr int group = $group;      // rows of clusters in a raster group
 constexpr bool pingpong = $pingpong;
 constexpr int partials =
-    $partials;             // 0: fast accumulation; 1, 2: split, with that many partial sums
-constexpr int run = $run;  // blocks of K in a partial sum
-constexpr bool add = $add; // out +=
+    $partials;                   // 0: fast accumulation; 1, 2: split, with that many partial sums
+constexpr int run = $run;        // blocks of K in a partial sum
+constexpr bool add = $add;       // out +=
+constexpr bool biased = $biased; // with a bias; a call may leave it out
 // Whether scale_inv's are a vector, one for each row of a, of b.
 constexpr bool a_row_scaled = $a_row_scaled, b_row_scaled = $b_row_scaled;
 constexpr bool row_scaled = a_row_scaled || b_row_scaled;
@@ -84,11 +85,10 @@ __device__ __forceinline__ void multiply_block(float (&d)[$n], u32 a, u32 b, boo
 
 constexpr int barriers_offset = stages * stage_bytes;
 constexpr int extents_offset = barriers_offset + 16 * stages;
-constexpr int tiles_offset = extents_offset + 16; // counter.cuh
-constexpr int vectors_offset =
-    tiles_offset + $(scheduler == "atomic" and 80 or 0); // epilogue, 1536
-constexpr int out_offset =
-    (vectors_offset + 768 * consumers + 1023) / 1024 * 1024; // tiles on their way out
+constexpr int tiles_offset = extents_offset + 16;                                   // counter.cuh
+constexpr int vectors_offset = tiles_offset + $(scheduler == "atomic" and 80 or 0); // epilogue.cuh
+constexpr int out_offset = // tiles on their way out
+    (vectors_offset + $vectors * consumers + 1023) / 1024 * 1024;
 
 // The extents in tiles, computed once and kept in shared memory: over the main loop the accumulators
 // leave no register for them.

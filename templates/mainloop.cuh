@@ -12,34 +12,47 @@
 // the fp32 registers: one multiply-add in place of an add.
 #pragma once
 
-// Read anew at every use (volatile): kept over the main loop it would cost a register too many.
+// Read anew at every use (volatile): kept over the main loop they would cost a register too many.
 __device__ __forceinline__ int thread() {
     int t;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
     return t;
 }
-__device__ __forceinline__ int warpgroup() { return thread() / 128; }
+__device__ __forceinline__ int lane_of_warp() {
+    int t;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(t));
+    return t;
+}
+// The same for all lanes, and known to be: such values cost no registers of the threads, and what is computed
+// of them one instruction of the warp. Under the power limit every instruction costs time.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
 
 // A consumer's view of the ring. Everything but its place in the ring is computed anew where it is needed:
 // the accumulators leave few registers.
 struct pipeline {
-    u32 base; // shared address of the first stage; the barriers lie at fixed offsets from it
+    u32 base;  // shared address of the first stage; the barriers lie at fixed offsets from it
+    int group; // warpgroup
     ring<stages> at;
 
     __device__ __forceinline__ u32 full() const { return base + barriers_offset + 8 * at.stage; }
     // 64 rows of a, all of b
     __device__ __forceinline__ u32 a(int wave) const {
-        int row = (pingpong ? 0 : warpgroup() * waves * 64) + 64 * wave;
+        int row = (pingpong ? 0 : group * waves * 64) + 64 * wave;
         return matrix_descriptor(base + at.stage * stage_bytes + row * bk);
     }
     __device__ __forceinline__ u32 b() const {
         return matrix_descriptor(base + at.stage * stage_bytes + a_bytes);
     }
-    __device__ __forceinline__ void wait() const { mbarrier_wait(full(), at.phase); }
+    __device__ __forceinline__ void wait() const {
+        stumble();
+        mbarrier_wait(full(), at.phase);
+        stumble();
+    }
     // Every warp tells every CTA that writes into this stage.
     __device__ __forceinline__ void release(int stage) const {
         u32 empty = base + barriers_offset + 8 * (stages + stage);
-        int lane = thread() % 32;
+        stumble();
+        int lane = lane_of_warp();
         if (cluster == 1) {
             if (lane == 0) mbarrier_arrive(empty);
         } else {
@@ -49,10 +62,12 @@ struct pipeline {
     // pingpong: wait for this warpgroup's turn, and pass it on once the last block of K is under way: the
     // other one's wgmma then queue behind it.
     __device__ __forceinline__ void take_turn() const {
-        if (pingpong) named_barrier(turn_barrier + warpgroup(), 256);
+        stumble();
+        if (pingpong) named_barrier(turn_barrier + group, 256);
     }
     __device__ __forceinline__ void pass_turn() const {
-        if (pingpong) named_arrive(turn_barrier + 1 - warpgroup(), 256);
+        stumble();
+        if (pingpong) named_arrive(turn_barrier + 1 - group, 256);
     }
 };
 
@@ -65,7 +80,7 @@ __device__ __forceinline__ void multiply_fast(float (&acc)[waves][accumulators],
         p.wait();
         wgmma_begin();
 #pragma unroll
-        for (int w = 0; w < waves; ++w) multiply_block(acc[w], p.a(w), p.b(), false);
+        for (int w = 0; w < waves; ++w) multiply_block(acc[w], p.a(w), p.b(), k == 0);
         wgmma_commit();
         wgmma_wait<1>();
         if (previous >= 0) p.release(previous);
@@ -141,6 +156,7 @@ __device__ __forceinline__ void multiply_split_single(float (&acc)[waves][accumu
                                                       pipeline &p, int blocks,
                                                       const block_factors &f) {
     float part[accumulators];
+#pragma unroll 1
     for (int k = 0; k < blocks; ++k) {
         float factor = f.at(k);
         p.wait();
@@ -182,10 +198,12 @@ __device__ __forceinline__ void multiply_runs(float (&acc)[accumulators], pipeli
 
 __device__ __forceinline__ void multiply(float (&acc)[waves][accumulators], pipeline &p, int blocks,
                                          const block_factors &f = {nullptr, 1.0f}) {
+    if (partials > 0 || slices > 1) { // the others begin with fresh ones
 #pragma unroll
-    for (int w = 0; w < waves; ++w)
+        for (int w = 0; w < waves; ++w)
 #pragma unroll
-        for (int i = 0; i < accumulators; ++i) acc[w][i] = 0.0f;
+            for (int i = 0; i < accumulators; ++i) acc[w][i] = 0.0f;
+    }
     if (slices > 1 && blocks == 0) return;
     if (partials == 0)
         multiply_fast(acc, p, blocks);

@@ -1,5 +1,6 @@
 // ptx.cuh - barriers, clusters, register budgets: the PTX of sm_90a that has no C++ spelling.
 #pragma once
+#include "stumble.cuh"
 #include "types.cuh"
 
 __device__ __forceinline__ u32 smem_address(const void *p) {

@@ -13,12 +13,12 @@ struct raster {
     int rows, cols, group; // clusters along m, tiles along n
 
     __device__ __forceinline__ int count() const { return rows * cols; }
-    __device__ __forceinline__ tile_at at(int t) const {
-        int per_group = group * cols;
-        int g = t / per_group, inside = t - g * per_group;
-        int height = min(group, rows - g * group);
-        int n = inside / height;
-        return {g * group + (inside - n * height), n};
+    __device__ __forceinline__ tile_at at(u32 t) const { // unsigned: a division of half the length
+        u32 per_group = group * cols;
+        u32 g = t / per_group, inside = t - g * per_group;
+        u32 height = min(u32(group), rows - g * group);
+        u32 n = inside / height;
+        return {int(g * group + (inside - n * height)), int(n)};
     }
 };
 

@@ -28,8 +28,10 @@ __device__ __forceinline__ void produce(const tensor_map &map_a, const tensor_ma
 #pragma unroll 1 // 24 registers must do
         for (int k = 0; k < blocks; ++k) {
             u32 a = base + at.stage * stage_bytes, b = a + a_bytes, bar = full + 8 * at.stage;
+            stumble();
             mbarrier_wait(empty + 8 * at.stage, at.phase ^ 1);
             mbarrier_expect(bar, stage_bytes);
+            stumble();
             tma_load(a, map_a, k * bk, row, bar);
             if (cluster == 1) {
                 tma_load(b, map_b, k * bk, col, bar);
@@ -47,24 +49,27 @@ __device__ __forceinline__ void consume(const output &out, const scales &s,
                                         const volatile extents &e, u32 base) {
     int slab = 0;
     u32 rank = cluster > 1 ? cluster_rank() : 0;
-    int first_row = pingpong ? 0 : warpgroup() * waves * 64;
-    pipeline p = {base, {}};
-    if (pingpong && warpgroup() == 1) {
+    const int group = uniform(thread() / 128), blocks = uniform(e.blocks);
+    int first_row = pingpong ? 0 : group * waves * 64;
+    pipeline p = {base, group, {}};
+    if (pingpong && group == 1) {
         p.pass_turn(); // the first one is the other's
-        p.at.skip(e.blocks);
+        p.at.skip(blocks);
     }
-    for (tiles_to_make walk(base); walk.inside(tiles_of(e).count()); walk.next()) {
+    for (tiles_to_make walk(base, group); walk.inside(tiles_of(e).count()); walk.next()) {
+        if (has_vectors) put_vectors(p, s, out, tiles_of(e).at(walk.peek()).n * bn);
         float acc[waves][accumulators];
         block_factors factors = {nullptr, 1.0f};
         if (b_tile_scaled) {
-            int line = tiles_of(e).at(walk.peek()).n * bn / bk, ld = (e.blocks + 3) / 4 * 4;
+            int line = tiles_of(e).at(walk.peek()).n * bn / bk, ld = (blocks + 3) / 4 * 4;
             factors = {s.of_cols + i64(line) * ld, __ldg(s.of_rows + 4)};
         }
-        multiply(acc, p, e.blocks, factors);
-        if (pingpong) p.at.skip(e.blocks); // the other one's stages
+        multiply(acc, p, blocks, factors);
+        if (pingpong) p.at.skip(blocks); // the other one's stages
+        stumble();
         tile_at tile = tiles_of(e).at(walk.take());
         int row = (tile.m * cluster + int(rank)) * bm + first_row, col = tile.n * bn;
-        write_out(acc, s, out, base, slab, row, col);
+        write_out(acc, s, out, p, slab, uniform(row), uniform(col));
     }
-    if (thread() % 128 == 0) tma_wait<0>();
+    tma_wait<0>();
 }

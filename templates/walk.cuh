@@ -22,8 +22,8 @@ struct tiles_to_load {
 struct tiles_to_make {
     int t;
 
-    __device__ __forceinline__ explicit tiles_to_make(u32)
-        : t((blockIdx.x + (pingpong ? warpgroup() * gridDim.x : 0)) / cluster) {}
+    __device__ __forceinline__ tiles_to_make(u32, int group)
+        : t((blockIdx.x + (pingpong ? group * gridDim.x : 0)) / cluster) {}
     __device__ __forceinline__ bool inside(int count) const { return t < count; }
     __device__ __forceinline__ int peek() const { return t; }
     __device__ __forceinline__ int take() const { return t; }

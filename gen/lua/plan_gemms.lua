@@ -22,7 +22,7 @@ local function gemm_args(c, slab_cols)
     local list = {
         map("a", 128, c.swapped and c.bn or c.bm),
         map("b", 128, c.swapped and c.bm or c.bn // c.cluster),
-        map("out", slab_cols, 64),
+        map("out", slab_cols, 16),
     }
     for _, name in ipairs { "a_scales", "b_scales", "bias", "out" } do
         list[#list + 1] = { name = name, type = "pointer" }
@@ -49,13 +49,15 @@ local scaling_names = {
 
 -- The generated GEMM of a configuration (tile.lua). semantics: source_dtype of a, second_dtype of b,
 -- target_dtype, accumulate, a_scaling, b_scaling.
-function M.kernel(c, semantics, accumulation)
+function M.kernel(c, semantics, accumulation, biased)
     local s, run = semantics, tile.run_of(accumulation)
+    local row_scaled = s.a_scaling == "row" or s.b_scaling == "row"
     local tile_rows, tile_cols = tile.tile_of(c)
     return {
-        name = ("gemm_%s_%s_%s%s%s%s_%s"):format(s.source_dtype, s.second_dtype, s.target_dtype,
+        name = ("gemm_%s_%s_%s%s%s%s%s_%s"):format(s.source_dtype, s.second_dtype, s.target_dtype,
                                                scaling_names[s.a_scaling .. " " .. s.b_scaling],
                                                s.accumulate and "_add" or "",
+                                               biased and "_bias" or "",
                                                run > 1 and "_i" .. 128 * run or "", c.name),
         op = "gemm",
         template = "gemm_sm90.cu",
@@ -72,6 +74,7 @@ function M.kernel(c, semantics, accumulation)
             pingpong = c.pingpong,
             partials = c.partials,
             slabs = c.slabs,
+            vectors = tile.vector_bytes(c, row_scaled),
             consumers = c.consumers,
             scheduler = c.scheduler,
             run = run,
@@ -79,6 +82,7 @@ function M.kernel(c, semantics, accumulation)
             b_row_scaled = s.b_scaling == "row",
             b_tile_scaled = s.b_scaling == "tile",
             add = s.accumulate,
+            biased = biased or false,
             target = s.target_dtype,
             a_format = s.source_dtype,
             b_format = s.second_dtype,
@@ -98,7 +102,7 @@ function M.kernel(c, semantics, accumulation)
         overlaps = true,
         block = 128 * (c.consumers + 1),
         cluster = c.cluster * c.slices,
-        shared_bytes = tile.shared_bytes(c),
+        shared_bytes = tile.shared_bytes(c, row_scaled),
     }
 end
 
@@ -114,7 +118,7 @@ local function dispatch(c, gemm, dtype)
             accumulate = accumulate,
             a_scaling = gemm.a_scaling,
             b_scaling = gemm.b_scaling,
-        }, gemm.accumulation))
+        }, gemm.accumulation, gemm.bias))
     end
     local function record(choice)
         local result = {

@@ -95,6 +95,7 @@ M.configurations = {
     row("sw128x32c1s8p2k4g8", 40, 232, 0.133),
     row("sw128x16c1s8p2k4g8", 40, 232, 0.128),
     row("sw128x16c1s8p2k8g8", 40, 232, 0.110),
+    row("pp128x128c2s6g8a", 40, 232, 0.42),
     row("pp128x128c1s5o4g8a", 40, 232, 0.405),
     row("co128x128c1s5p2o4g8a", 40, 232, 0.392),
     row("co192x128c1s4p1w3g8a", 32, 160, 0.581),
@@ -112,12 +113,15 @@ local function slab_size(problem) return problem.add and 4 or SIZE[problem.out] 
 -- Columns of a slab, the box in which the output leaves.
 function M.slab_cols(out, add) return 128 // slab_size { out = out, add = add } end
 
--- Bytes of shared memory, of a consumer: a slab in which its output leaves, vectors of the epilogue.
-local SLAB, VECTORS = 8192, 768
+local SLAB = 8192 -- bytes of shared memory, of a consumer, in which its output leaves
+local SHARED = 232448 -- bytes that a CTA may have
 local TILES = 80 -- bytes of the slots through which tiles are handed out
 
+-- Bytes of shared memory, of a consumer: what the columns of its tile have of their own, bias and scales.
+function M.vector_bytes(c, row_scaled) return 4 * c.bn * (row_scaled and 2 or 1) end
+
 -- Bytes of shared memory: the stages, their barriers, then what a tile leaves in.
-function M.shared_bytes(c)
+function M.shared_bytes(c, row_scaled)
     local out = c.consumers * c.slabs * SLAB
     if c.swapped then
         out = c.bn * (c.bm + 4) * 4
@@ -126,7 +130,8 @@ function M.shared_bytes(c)
     end
     local tiles = c.scheduler == "atomic" and TILES or 0
     local ring = c.stages * ((c.bm + c.bn) * 128 + 16)
-    return ceil_div(ring + 16 + tiles + c.consumers * VECTORS, 1024) * 1024 + out
+    local vectors = c.consumers * M.vector_bytes(c, row_scaled)
+    return ceil_div(ring + 16 + tiles + vectors, 1024) * 1024 + out
 end
 
 -- Blocks of 128 in a partial sum: an interval of accumulation, split being that of 128.
@@ -143,7 +148,9 @@ function M.fits(c, problem)
     if problem.scaling == "block" or problem.scaling == "none" then return false end
     if problem.scaling == "tile" and not applies_blocks(c, problem.accumulation) then return false end
     local long = M.run_of(problem.accumulation) > 1
-    if problem.scaling == "row" and (c.crowded or long and c.bn > 128) then return false end
+    local row = problem.scaling == "row"
+    if row and (c.crowded or long and c.bn > 128) then return false end
+    if M.shared_bytes(c, row) > SHARED then return false end
     if (c.partials == 0) ~= (problem.accumulation == "fast") then return false end
     if long and (c.partials > 1 or c.exchange or c.consumers > 2) then return false end
     if slab_size(problem) == 4 then return c.wide end

@@ -5,8 +5,9 @@
  *
  * Each is compiled for E5M2 x E4M3 into bf16 and fp32, overwriting and adding, as far as it serves
  * them; every fourth one for fp16 and for E4M3 x E4M3 too, which differ in a conversion and a word
- * of wgmma. With scales of rows every second one, and with intervals of accumulation every one that
- * serves them, into fp16; with scales of shards every one that applies them along the contraction.
+ * of wgmma; every second one, and those with the most accumulators, with a bias. With scales of
+ * rows every second one, and with intervals of accumulation every one that serves them, into fp16;
+ * with scales of shards every one that applies them along the contraction.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +26,7 @@ static const char *const archs[] = { "sm_90a", NULL };
 
 /* One layer an output dtype of dw, which also covers y and dx. */
 #define LAYER(name, dtype)                                                                         \
-    " linear \"" name "\" { in_features = 64, out_features = 48, output = \"" dtype                \
+    " linear \"" name "\" { in_features = 64, out_features = 48, bias = true, output = \"" dtype   \
     "\", grad_input = \"" dtype "\", grad_weight = \"" dtype "\" },\n"
 #define OPEN(accumulation)                                                                         \
     "return model \"gemm\" { tokens = 256, accumulation = { fprop = \"" accumulation               \
@@ -47,6 +48,8 @@ static bool is_wanted(const struct gen_kernel *kernel, size_t index)
 {
     if (!is_gemm(kernel))
         return false;
+    if (strstr(kernel->name, "_bf16_bias_") != NULL)
+        return index % 2 == 0 || strstr(kernel->name, "x192c") != NULL;
     return index % SAMPLE == 0 ||
            (strstr(kernel->name, "_e4m3_e4m3_") == NULL && strstr(kernel->name, "_fp16_") == NULL);
 }

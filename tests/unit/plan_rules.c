@@ -146,7 +146,7 @@ static void check_gemm_kernel(const json_t *kernel)
     json_int_t slices = integer_of(parameters, "slices"), sharing = cluster / slices;
     check_box(kernel, 0, 128, swapped ? bn : bm);
     check_box(kernel, 1, 128, swapped ? bm : bn / sharing);
-    check_box(kernel, 2, wide ? 32 : 64, 64);
+    check_box(kernel, 2, wide ? 32 : 64, 16);
     assert_string_equal(string_of(grid, "rule"), "clusters");
     assert_int_equal(integer_of(grid, "tile_rows"), swapped ? bn : bm * sharing);
     assert_int_equal(integer_of(grid, "tile_cols"), swapped ? bm : bn);
@@ -157,7 +157,11 @@ static void check_gemm_kernel(const json_t *kernel)
     assert_int_equal(integer_of(kernel, "block"), 128 * (consumers + 1));
     json_int_t shared = integer_of(kernel, "shared_bytes");
     bool atomic = strcmp(string_of(parameters, "scheduler"), "atomic") == 0;
-    json_int_t fixed = 16 + (atomic ? 80 : 0) + 768 * consumers,
+    bool row_scaled = json_is_true(json_object_get(parameters, "a_row_scaled")) ||
+                      json_is_true(json_object_get(parameters, "b_row_scaled"));
+    json_int_t vectors = integer_of(parameters, "vectors");
+    assert_int_equal(vectors, 4 * bn * (row_scaled ? 2 : 1));
+    json_int_t fixed = 16 + (atomic ? 80 : 0) + vectors * consumers,
                slabs = integer_of(parameters, "slabs");
     assert_int_equal(json_array_size(json_object_get(kernel, "args")), atomic ? 14 : 12);
     json_int_t ring = (stages * ((bm + bn) * 128 + 16) + fixed + 1023) / 1024 * 1024;
