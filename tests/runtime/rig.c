@@ -374,7 +374,9 @@ void rig_bundle_open(const char *spec_text, char path[256], fp8_bundle **bundle)
     fp8gen_build_options options = FP8GEN_BUILD_OPTIONS_INIT;
     options.archs = arch;
     options.output_dir = path;
-    assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
+    fp8gen_options session = FP8GEN_OPTIONS_INIT;
+    session.template_dir = rig.templates;
+    assert_int_equal(fp8gen_open(&session, &gen), FP8GEN_OK);
     fp8gen_status status = rig.gemm != NULL ? fp8gen_override(gen, "gemm", rig.gemm) : FP8GEN_OK;
     if (status == FP8GEN_OK)
         status = fp8gen_load_text(gen, "test.lua", spec_text, strlen(spec_text));

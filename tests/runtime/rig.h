@@ -42,6 +42,7 @@
 struct rig {
     bool cuda;
     const char *gemm; /* what computes products, as fp8gen_override takes it; NULL: the plan's */
+    const char *templates; /* a folder of templates; NULL: the built-in ones */
     fp8_context *context;
     fp8_stream stream;
     fp8_device_info info;
