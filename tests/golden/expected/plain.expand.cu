@@ -73,7 +73,7 @@ extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model plain>
-//   kernel:     gemm_e4m3_e4m3_bf16_pp64x64c1s12g8
+//   kernel:     gemm_e4m3_e4m3_bf16_bias_pp64x64c1s12g8
 //   used by:    odd
 //   parameters: a_format = "e4m3"
 //               a_row_scaled = false
@@ -81,12 +81,13 @@ extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               b_tile_scaled = false
+//               biased = true
 //               bm = 64
 //               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
 //               consumers = 2
-//               entry = "fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8"
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_bias_pp64x64c1s12g8"
 //               flow = "stream"
 //               group = 8
 //               partials = 0
@@ -99,12 +100,13 @@ extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
 //               stages = 12
 //               swapped = false
 //               target = "bf16"
+//               vectors = 256
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
 constexpr bool pingpong = true, add = false;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_bias_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 
@@ -209,6 +211,7 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               b_tile_scaled = false
+//               biased = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -227,6 +230,7 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 //               stages = 8
 //               swapped = false
 //               target = "fp32"
+//               vectors = 256
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -248,6 +252,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, c
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               b_tile_scaled = false
+//               biased = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -266,6 +271,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, c
 //               stages = 8
 //               swapped = false
 //               target = "fp32"
+//               vectors = 256
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;

@@ -421,7 +421,7 @@ extern "C" __global__ void fp8_quantize_lines_bf16_e4m3(const source_t *source) 
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
-//   kernel:     gemm_e4m3_e4m3_bf16_row_pp64x64c1s12g8
+//   kernel:     gemm_e4m3_e4m3_bf16_row_bias_pp64x64c1s12g8
 //   used by:    rowwise, hp_wgrad
 //   parameters: a_format = "e4m3"
 //               a_row_scaled = true
@@ -429,12 +429,13 @@ extern "C" __global__ void fp8_quantize_lines_bf16_e4m3(const source_t *source) 
 //               b_format = "e4m3"
 //               b_row_scaled = true
 //               b_tile_scaled = false
+//               biased = true
 //               bm = 64
 //               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
 //               consumers = 2
-//               entry = "fp8_gemm_e4m3_e4m3_bf16_row_pp64x64c1s12g8"
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_row_bias_pp64x64c1s12g8"
 //               flow = "stream"
 //               group = 8
 //               partials = 0
@@ -447,12 +448,13 @@ extern "C" __global__ void fp8_quantize_lines_bf16_e4m3(const source_t *source) 
 //               stages = 12
 //               swapped = false
 //               target = "bf16"
+//               vectors = 512
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
 constexpr bool pingpong = true, add = false;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_row_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_row_bias_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 
@@ -466,6 +468,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_row_pp64x64c1s12g8(bf16 *out,
 //               b_format = "e4m3"
 //               b_row_scaled = true
 //               b_tile_scaled = false
+//               biased = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -484,6 +487,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_row_pp64x64c1s12g8(bf16 *out,
 //               stages = 8
 //               swapped = false
 //               target = "fp32"
+//               vectors = 512
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -505,6 +509,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_row_co128x64c1s8p2g8(fp32 *ou
 //               b_format = "e4m3"
 //               b_row_scaled = true
 //               b_tile_scaled = false
+//               biased = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -523,6 +528,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_row_co128x64c1s8p2g8(fp32 *ou
 //               stages = 8
 //               swapped = false
 //               target = "fp32"
+//               vectors = 512
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -544,6 +550,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_row_add_co128x64c1s8p2g8(fp32
 //               b_format = "e4m3"
 //               b_row_scaled = true
 //               b_tile_scaled = false
+//               biased = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -562,6 +569,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_row_add_co128x64c1s8p2g8(fp32
 //               stages = 8
 //               swapped = false
 //               target = "bf16"
+//               vectors = 512
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -677,6 +685,7 @@ extern "C" __global__ void fp8_quantize_lines_bf16_e4m3_pow2(const source_t *sou
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               b_tile_scaled = false
+//               biased = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -695,6 +704,7 @@ extern "C" __global__ void fp8_quantize_lines_bf16_e4m3_pow2(const source_t *sou
 //               stages = 8
 //               swapped = false
 //               target = "bf16"
+//               vectors = 512
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;

@@ -61,7 +61,8 @@ extern "C" __global__ void fp8_quantize_bf16() {}
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     store_fp32_bf16
 //   used by:    uneven, empty
-//   parameters: entry = "fp8_store_fp32_bf16"
+//   parameters: accumulate = false
+//               entry = "fp8_store_fp32_bf16"
 //               source = "fp32"
 //               target = "bf16"
 #line 1 "store.cu"
@@ -74,7 +75,7 @@ constexpr int step_2 = 4;
 constexpr int step_3 = 9;
 #line 7 "store.cu"
 /* The line below is no text,
-   and the next one is: converted. */
+   and the next one is: copied. */
 #line 10 "store.cu"
 extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
     use(step_1);
@@ -86,20 +87,21 @@ extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model shards>
-//   kernel:     gemm_e4m3_e4m3_bf16_brow_pp64x64c1s12g8
-//   used by:    uneven, empty
+//   kernel:     gemm_e4m3_e4m3_bf16_brow_bias_pp64x64c1s12g8
+//   used by:    uneven
 //   parameters: a_format = "e4m3"
 //               a_row_scaled = false
 //               add = false
 //               b_format = "e4m3"
 //               b_row_scaled = true
 //               b_tile_scaled = false
+//               biased = true
 //               bm = 64
 //               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
 //               consumers = 2
-//               entry = "fp8_gemm_e4m3_e4m3_bf16_brow_pp64x64c1s12g8"
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_brow_bias_pp64x64c1s12g8"
 //               flow = "stream"
 //               group = 8
 //               partials = 0
@@ -112,12 +114,13 @@ extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
 //               stages = 12
 //               swapped = false
 //               target = "bf16"
+//               vectors = 512
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
 constexpr bool pingpong = true, add = false;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_brow_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_brow_bias_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 
@@ -191,7 +194,8 @@ extern "C" __global__ void fp8_quantize_bf16() {}
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     store_fp32_fp32
 //   used by:    uneven, empty, tensor
-//   parameters: entry = "fp8_store_fp32_fp32"
+//   parameters: accumulate = false
+//               entry = "fp8_store_fp32_fp32"
 //               source = "fp32"
 //               target = "fp32"
 #line 1 "store.cu"
@@ -215,7 +219,8 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     store_fp32_fp32_add
 //   used by:    uneven, empty, tensor
-//   parameters: entry = "fp8_store_fp32_fp32"
+//   parameters: accumulate = true
+//               entry = "fp8_store_fp32_fp32_add"
 //               source = "fp32"
 //               target = "fp32"
 #line 1 "store.cu"
@@ -226,98 +231,21 @@ constexpr int step_1 = 1;
 constexpr int step_2 = 4;
 #line 7 "store.cu"
 /* The line below is no text,
-   and the next one is: copied. */
+   and the next one is: added. */
 #line 10 "store.cu"
-extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
+extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
     use(step_1);
     use(step_2);
 #line 12 "store.cu"
     finish();
 }
 
-// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
-//   again:      fp8gen expand <spec of model shards>
-//   kernel:     gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8
-//   used by:    uneven, empty, tensor
-//   parameters: a_format = "e5m2"
-//               a_row_scaled = false
-//               add = false
-//               b_format = "e4m3"
-//               b_row_scaled = false
-//               b_tile_scaled = false
-//               bm = 128
-//               bn = 64
-//               cluster = 1
-//               consumer_registers = 232
-//               consumers = 2
-//               entry = "fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8"
-//               flow = "stream"
-//               group = 8
-//               partials = 2
-//               pingpong = false
-//               producer_registers = 40
-//               run = 1
-//               scheduler = "static"
-//               slabs = 2
-//               slices = 1
-//               stages = 8
-//               swapped = false
-//               target = "fp32"
-#line 1 "gemm_sm90.cu"
-// gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
-constexpr bool pingpong = false, add = false;
-#line 5 "gemm_sm90.cu"
-constexpr int partials = 2;
-#line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
-    registers<40, 232>();
-}
-
-// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
-//   again:      fp8gen expand <spec of model shards>
-//   kernel:     gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8
-//   used by:    uneven, empty, tensor
-//   parameters: a_format = "e5m2"
-//               a_row_scaled = false
-//               add = true
-//               b_format = "e4m3"
-//               b_row_scaled = false
-//               b_tile_scaled = false
-//               bm = 128
-//               bn = 64
-//               cluster = 1
-//               consumer_registers = 232
-//               consumers = 2
-//               entry = "fp8_gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8"
-//               flow = "stream"
-//               group = 8
-//               partials = 2
-//               pingpong = false
-//               producer_registers = 40
-//               run = 1
-//               scheduler = "static"
-//               slabs = 2
-//               slices = 1
-//               stages = 8
-//               swapped = false
-//               target = "fp32"
-#line 1 "gemm_sm90.cu"
-// gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
-constexpr bool pingpong = false, add = true;
-#line 5 "gemm_sm90.cu"
-constexpr int partials = 2;
-#line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
-    registers<40, 232>();
-}
-
 // Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     store_bf16_bf16
 //   used by:    uneven, empty, tensor
-//   parameters: entry = "fp8_store_bf16_bf16"
+//   parameters: accumulate = false
+//               entry = "fp8_store_bf16_bf16"
 //               source = "bf16"
 //               target = "bf16"
 #line 1 "store.cu"
@@ -347,6 +275,7 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               b_tile_scaled = true
+//               biased = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -365,6 +294,7 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
 //               stages = 8
 //               swapped = false
 //               target = "bf16"
+//               vectors = 256
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -403,78 +333,83 @@ extern "C" __global__ void fp8_column_sums() {}
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     dequantize_e4m3_tensor
 //   used by:    uneven, empty, tensor
-//   parameters: entry = "fp8_dequantize_tensor"
+//   parameters: entry = "fp8_dequantize_e4m3_tensor"
+//               format = "e4m3"
 //               scaling = "tensor"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of tensor: false
+constexpr int mantissa_e4m3 = 3; // of e4m3: true
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of tensor: false
+constexpr int mantissa_e5m2 = 2; // of e4m3: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_tensor() {}
+extern "C" __global__ void fp8_dequantize_e4m3_tensor() {}
 
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     dequantize_e4m3_row
 //   used by:    uneven, empty
-//   parameters: entry = "fp8_dequantize_row"
+//   parameters: entry = "fp8_dequantize_e4m3_row"
+//               format = "e4m3"
 //               scaling = "row"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of row: false
+constexpr int mantissa_e4m3 = 3; // of e4m3: true
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of row: false
+constexpr int mantissa_e5m2 = 2; // of e4m3: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_row() {}
+extern "C" __global__ void fp8_dequantize_e4m3_row() {}
 
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     dequantize_e4m3_tile
 //   used by:    uneven, empty
-//   parameters: entry = "fp8_dequantize_tile"
+//   parameters: entry = "fp8_dequantize_e4m3_tile"
+//               format = "e4m3"
 //               scaling = "tile"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of tile: false
+constexpr int mantissa_e4m3 = 3; // of e4m3: true
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of tile: false
+constexpr int mantissa_e5m2 = 2; // of e4m3: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_tile() {}
+extern "C" __global__ void fp8_dequantize_e4m3_tile() {}
 
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     dequantize_e5m2_tensor
 //   used by:    uneven, empty, tensor
-//   parameters: entry = "fp8_dequantize_tensor"
+//   parameters: entry = "fp8_dequantize_e5m2_tensor"
+//               format = "e5m2"
 //               scaling = "tensor"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of tensor: false
+constexpr int mantissa_e4m3 = 3; // of e5m2: false
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of tensor: false
+constexpr int mantissa_e5m2 = 2; // of e5m2: true
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_tensor() {}
+extern "C" __global__ void fp8_dequantize_e5m2_tensor() {}
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model shards>
-//   kernel:     gemm_e4m3_e4m3_bf16_pp64x64c1s12g8
-//   used by:    tensor
+//   kernel:     gemm_e4m3_e4m3_bf16_brow_pp64x64c1s12g8
+//   used by:    empty
 //   parameters: a_format = "e4m3"
 //               a_row_scaled = false
 //               add = false
 //               b_format = "e4m3"
-//               b_row_scaled = false
+//               b_row_scaled = true
 //               b_tile_scaled = false
+//               biased = false
 //               bm = 64
 //               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
 //               consumers = 2
-//               entry = "fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8"
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_brow_pp64x64c1s12g8"
 //               flow = "stream"
 //               group = 8
 //               partials = 0
@@ -487,50 +422,12 @@ extern "C" __global__ void fp8_dequantize_tensor() {}
 //               stages = 12
 //               swapped = false
 //               target = "bf16"
+//               vectors = 512
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
 constexpr bool pingpong = true, add = false;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
-    registers<40, 232>();
-}
-
-// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
-//   again:      fp8gen expand <spec of model shards>
-//   kernel:     gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8
-//   used by:    tensor
-//   parameters: a_format = "e5m2"
-//               a_row_scaled = false
-//               add = false
-//               b_format = "e4m3"
-//               b_row_scaled = false
-//               b_tile_scaled = false
-//               bm = 128
-//               bn = 64
-//               cluster = 1
-//               consumer_registers = 232
-//               consumers = 2
-//               entry = "fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8"
-//               flow = "stream"
-//               group = 8
-//               partials = 2
-//               pingpong = false
-//               producer_registers = 40
-//               run = 1
-//               scheduler = "static"
-//               slabs = 2
-//               slices = 1
-//               stages = 8
-//               swapped = false
-//               target = "bf16"
-#line 1 "gemm_sm90.cu"
-// gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
-constexpr bool pingpong = false, add = false;
-#line 5 "gemm_sm90.cu"
-constexpr int partials = 2;
-#line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_brow_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
     registers<40, 232>();
 }
