@@ -32,11 +32,15 @@ static const char waits[] =
     "                 : \"=r\"(h)::\"memory\");\n"
     "}\n";
 
-/* A fault: the stage is handed back before it is multiplied. */
-static const char sound[] = "    __device__ __forceinline__ void wait() const {\n";
-static const char faulty[] = "    __device__ __forceinline__ void wait() const {\n"
-                             "        mbarrier_wait(full(), at.phase);\n"
-                             "        release(at.stage);\n";
+/* A fault: the stage is handed back before it is multiplied, and not after. Each text of mainloop.cuh and what
+ * takes its place; the waits behind it let the producer overwrite the stage. */
+static const char *const faults[2][2] = {
+    { "        mbarrier_wait(full(), at.phase);\n",
+      "        mbarrier_wait(full(), at.phase);\n        hand_back(at.stage);\n" },
+    { "    __device__ __forceinline__ void release(int stage) const {\n",
+      "    __device__ __forceinline__ void release(int) const {}\n"
+      "    __device__ __forceinline__ void hand_back(int stage) const {\n" },
+};
 
 /* One of each kind: schedules, clusters, partial sums, counters of tiles, exchanges. */
 static const char *const watched[] = {
@@ -56,6 +60,18 @@ static void write_file(const char *folder, const char *name, const char *text, s
     assert_int_equal(fclose(file), 0);
 }
 
+/* The text with one part of it replaced; the caller frees it. */
+static char *replaced(const char *text, const char *const part[2])
+{
+    const char *at = strstr(text, part[0]);
+    char *result = malloc(strlen(text) + strlen(part[1]) + 1);
+    assert_true(at != NULL && result != NULL);
+    memcpy(result, text, (size_t)(at - text));
+    strcpy(result + (at - text), part[1]);
+    strcat(result, at + strlen(part[0]));
+    return result;
+}
+
 /* The templates with waits, and with the fault. */
 static void make_templates(char folder[256], bool with_fault)
 {
@@ -69,15 +85,9 @@ static void make_templates(char folder[256], bool with_fault)
         if (strcmp(file->name, "stumble.cuh") == 0) {
             write_file(folder, file->name, waits, strlen(waits));
         } else if (with_fault && strcmp(file->name, "mainloop.cuh") == 0) {
-            char *changed = malloc(file->size + sizeof faulty);
-            const char *at = memmem(text, file->size, sound, strlen(sound));
-            assert_true(changed != NULL && at != NULL);
-            size_t before = (size_t)(at - text), rest = file->size - before - strlen(sound);
-            memcpy(changed, text, before);
-            memcpy(changed + before, faulty, strlen(faulty));
-            memcpy(changed + before + strlen(faulty), at + strlen(sound), rest);
-            write_file(folder, file->name, changed, before + strlen(faulty) + rest);
-            free(changed);
+            char *first = replaced(text, faults[0]), *second = replaced(first, faults[1]);
+            write_file(folder, file->name, second, strlen(second));
+            free(first), free(second);
         } else {
             write_file(folder, file->name, text, file->size);
         }
