@@ -50,8 +50,7 @@ extern "C" __global__ void fp8_quantize_bf16_pow2() {}
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     store_fp32_fp32
 //   used by:    up, down
-//   parameters: accumulate = false
-//               entry = "fp8_store_fp32_fp32"
+//   parameters: entry = "fp8_store_fp32_fp32"
 //               source = "fp32"
 //               target = "fp32"
 #line 1 "store.cu"
@@ -73,7 +72,7 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8
+//   kernel:     gemm_e4m3_e4m3_fp32_co128x128c1s5p2o4g8
 //   used by:    up
 //   parameters: a_format = "e4m3"
 //               a_row_scaled = false
@@ -83,11 +82,11 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 //               b_tile_scaled = false
 //               biased = false
 //               bm = 128
-//               bn = 64
+//               bn = 128
 //               cluster = 1
 //               consumer_registers = 232
 //               consumers = 2
-//               entry = "fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8"
+//               entry = "fp8_gemm_e4m3_e4m3_fp32_co128x128c1s5p2o4g8"
 //               flow = "stream"
 //               group = 8
 //               partials = 2
@@ -95,20 +94,20 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 //               producer_registers = 40
 //               run = 1
 //               scheduler = "static"
-//               slabs = 2
+//               slabs = 4
 //               slices = 1
-//               stages = 8
+//               stages = 5
 //               swapped = false
 //               target = "fp32"
-//               vectors = 256
+//               vectors = 512
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr int bm = 128, bn = 128, stages = 5, cluster = 1, group = 8;
 constexpr bool pingpong = false, add = false;
 #line 5 "gemm_sm90.cu"
 constexpr int partials = 2;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_co128x128c1s5p2o4g8(fp32 *out, const e4m3 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 
@@ -164,8 +163,7 @@ extern "C" __global__ void fp8_quantize_fp32_pow2() {}
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     store_fp32_bf16
 //   used by:    up
-//   parameters: accumulate = false
-//               entry = "fp8_store_fp32_bf16"
+//   parameters: entry = "fp8_store_fp32_bf16"
 //               source = "fp32"
 //               target = "bf16"
 #line 1 "store.cu"
@@ -178,7 +176,7 @@ constexpr int step_2 = 4;
 constexpr int step_3 = 9;
 #line 7 "store.cu"
 /* The line below is no text,
-   and the next one is: copied. */
+   and the next one is: converted. */
 #line 10 "store.cu"
 extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
     use(step_1);
@@ -192,8 +190,7 @@ extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     store_fp32_bf16_add
 //   used by:    up
-//   parameters: accumulate = true
-//               entry = "fp8_store_fp32_bf16_add"
+//   parameters: entry = "fp8_store_fp32_bf16"
 //               source = "fp32"
 //               target = "bf16"
 #line 1 "store.cu"
@@ -206,9 +203,9 @@ constexpr int step_2 = 4;
 constexpr int step_3 = 9;
 #line 7 "store.cu"
 /* The line below is no text,
-   and the next one is: added. */
+   and the next one is: converted. */
 #line 10 "store.cu"
-extern "C" __global__ void fp8_store_fp32_bf16_add(bf16 *out, const fp32 *in) {
+extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
     use(step_1);
     use(step_2);
     use(step_3);
@@ -365,17 +362,16 @@ extern "C" __global__ void fp8_cast_fp32_pow2(const source_t *source) {}
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     dequantize_e4m3_tensor
 //   used by:    up, down
-//   parameters: entry = "fp8_dequantize_e4m3_tensor"
-//               format = "e4m3"
+//   parameters: entry = "fp8_dequantize_tensor"
 //               scaling = "tensor"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of e4m3: true
+constexpr int mantissa_e4m3 = 3; // of tensor: false
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of e4m3: false
+constexpr int mantissa_e5m2 = 2; // of tensor: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e4m3_tensor() {}
+extern "C" __global__ void fp8_dequantize_tensor() {}
 
 // Made by fp8gen 0.1.0 from the template transpose.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
@@ -423,8 +419,7 @@ extern "C" __global__ void fp8_quantize_bf16() {}
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     store_bf16_bf16
 //   used by:    down
-//   parameters: accumulate = false
-//               entry = "fp8_store_bf16_bf16"
+//   parameters: entry = "fp8_store_bf16_bf16"
 //               source = "bf16"
 //               target = "bf16"
 #line 1 "store.cu"
@@ -520,8 +515,7 @@ extern "C" __global__ void fp8_quantize_bf16() {}
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     store_fp32_fp32_add
 //   used by:    down
-//   parameters: accumulate = true
-//               entry = "fp8_store_fp32_fp32_add"
+//   parameters: entry = "fp8_store_fp32_fp32"
 //               source = "fp32"
 //               target = "fp32"
 #line 1 "store.cu"
@@ -532,9 +526,9 @@ constexpr int step_1 = 1;
 constexpr int step_2 = 4;
 #line 7 "store.cu"
 /* The line below is no text,
-   and the next one is: added. */
+   and the next one is: copied. */
 #line 10 "store.cu"
-extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
+extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
     use(step_1);
     use(step_2);
 #line 12 "store.cu"
@@ -625,7 +619,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x128c1s5p2o4g8(fp32 
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
-//   kernel:     gemm_e5m2_e4m3_bf16_co192x128c1s4p1w3g8
+//   kernel:     gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8
 //   used by:    down
 //   parameters: a_format = "e5m2"
 //               a_row_scaled = false
@@ -634,34 +628,34 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x128c1s5p2o4g8(fp32 
 //               b_row_scaled = false
 //               b_tile_scaled = false
 //               biased = false
-//               bm = 192
-//               bn = 128
+//               bm = 128
+//               bn = 64
 //               cluster = 1
-//               consumer_registers = 160
-//               consumers = 3
-//               entry = "fp8_gemm_e5m2_e4m3_bf16_co192x128c1s4p1w3g8"
+//               consumer_registers = 232
+//               consumers = 2
+//               entry = "fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8"
 //               flow = "stream"
 //               group = 8
-//               partials = 1
+//               partials = 2
 //               pingpong = false
-//               producer_registers = 32
+//               producer_registers = 40
 //               run = 1
 //               scheduler = "static"
 //               slabs = 2
 //               slices = 1
-//               stages = 4
+//               stages = 8
 //               swapped = false
 //               target = "bf16"
-//               vectors = 512
+//               vectors = 256
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
-constexpr int bm = 192, bn = 128, stages = 4, cluster = 1, group = 8;
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
 constexpr bool pingpong = false, add = false;
 #line 5 "gemm_sm90.cu"
-constexpr int partials = 1;
+constexpr int partials = 2;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co192x128c1s4p1w3g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
-    registers<32, 160>();
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
+    registers<40, 232>();
 }
 
 // Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
@@ -696,14 +690,13 @@ extern "C" __global__ void fp8_cast_bf16(const source_t *source) {}
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     dequantize_e5m2_tensor
 //   used by:    down
-//   parameters: entry = "fp8_dequantize_e5m2_tensor"
-//               format = "e5m2"
+//   parameters: entry = "fp8_dequantize_tensor"
 //               scaling = "tensor"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of e5m2: false
+constexpr int mantissa_e4m3 = 3; // of tensor: false
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of e5m2: true
+constexpr int mantissa_e5m2 = 2; // of tensor: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e5m2_tensor() {}
+extern "C" __global__ void fp8_dequantize_tensor() {}

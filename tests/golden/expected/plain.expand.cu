@@ -317,6 +317,7 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               b_tile_scaled = false
+//               biased = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -335,6 +336,7 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
 //               stages = 8
 //               swapped = false
 //               target = "bf16"
+//               vectors = 256
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;

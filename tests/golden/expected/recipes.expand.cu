@@ -204,7 +204,7 @@ extern "C" __global__ void fp8_cast_bf16_pow2_margin1(const source_t *source) {}
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
-//   kernel:     gemm_e4m3_e4m3_bf16_pp64x64c1s12g8
+//   kernel:     gemm_e4m3_e4m3_bf16_bias_pp64x64c1s12g8
 //   used by:    delayed
 //   parameters: a_format = "e4m3"
 //               a_row_scaled = false
@@ -212,12 +212,13 @@ extern "C" __global__ void fp8_cast_bf16_pow2_margin1(const source_t *source) {}
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               b_tile_scaled = false
+//               biased = true
 //               bm = 64
 //               bn = 64
 //               cluster = 1
 //               consumer_registers = 232
 //               consumers = 2
-//               entry = "fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8"
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_bias_pp64x64c1s12g8"
 //               flow = "stream"
 //               group = 8
 //               partials = 0
@@ -230,12 +231,13 @@ extern "C" __global__ void fp8_cast_bf16_pow2_margin1(const source_t *source) {}
 //               stages = 12
 //               swapped = false
 //               target = "bf16"
+//               vectors = 256
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
 constexpr bool pingpong = true, add = false;
 #line 7 "gemm_sm90.cu"
-extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_bias_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
     registers<40, 232>();
 }
 
@@ -249,6 +251,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8(bf16 *out, con
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               b_tile_scaled = false
+//               biased = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -267,6 +270,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8(bf16 *out, con
 //               stages = 8
 //               swapped = false
 //               target = "fp32"
+//               vectors = 256
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -288,6 +292,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, c
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               b_tile_scaled = false
+//               biased = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -306,6 +311,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, c
 //               stages = 8
 //               swapped = false
 //               target = "fp32"
+//               vectors = 256
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -327,6 +333,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_add_co128x64c1s8p2g8(fp32 *ou
 //               b_format = "e4m3"
 //               b_row_scaled = false
 //               b_tile_scaled = false
+//               biased = false
 //               bm = 128
 //               bn = 64
 //               cluster = 1
@@ -345,6 +352,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_add_co128x64c1s8p2g8(fp32 *ou
 //               stages = 8
 //               swapped = false
 //               target = "bf16"
+//               vectors = 256
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;

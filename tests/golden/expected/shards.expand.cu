@@ -61,8 +61,7 @@ extern "C" __global__ void fp8_quantize_bf16() {}
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     store_fp32_bf16
 //   used by:    uneven, empty
-//   parameters: accumulate = false
-//               entry = "fp8_store_fp32_bf16"
+//   parameters: entry = "fp8_store_fp32_bf16"
 //               source = "fp32"
 //               target = "bf16"
 #line 1 "store.cu"
@@ -75,7 +74,7 @@ constexpr int step_2 = 4;
 constexpr int step_3 = 9;
 #line 7 "store.cu"
 /* The line below is no text,
-   and the next one is: copied. */
+   and the next one is: converted. */
 #line 10 "store.cu"
 extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
     use(step_1);
@@ -194,8 +193,7 @@ extern "C" __global__ void fp8_quantize_bf16() {}
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     store_fp32_fp32
 //   used by:    uneven, empty, tensor
-//   parameters: accumulate = false
-//               entry = "fp8_store_fp32_fp32"
+//   parameters: entry = "fp8_store_fp32_fp32"
 //               source = "fp32"
 //               target = "fp32"
 #line 1 "store.cu"
@@ -219,8 +217,7 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     store_fp32_fp32_add
 //   used by:    uneven, empty, tensor
-//   parameters: accumulate = true
-//               entry = "fp8_store_fp32_fp32_add"
+//   parameters: entry = "fp8_store_fp32_fp32"
 //               source = "fp32"
 //               target = "fp32"
 #line 1 "store.cu"
@@ -231,21 +228,102 @@ constexpr int step_1 = 1;
 constexpr int step_2 = 4;
 #line 7 "store.cu"
 /* The line below is no text,
-   and the next one is: added. */
+   and the next one is: copied. */
 #line 10 "store.cu"
-extern "C" __global__ void fp8_store_fp32_fp32_add(fp32 *out, const fp32 *in) {
+extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
     use(step_1);
     use(step_2);
 #line 12 "store.cu"
     finish();
 }
 
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8
+//   used by:    uneven, empty, tensor
+//   parameters: a_format = "e5m2"
+//               a_row_scaled = false
+//               add = false
+//               b_format = "e4m3"
+//               b_row_scaled = false
+//               b_tile_scaled = false
+//               biased = false
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               consumers = 2
+//               entry = "fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               run = 1
+//               scheduler = "static"
+//               slabs = 2
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "fp32"
+//               vectors = 256
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = false;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8
+//   used by:    uneven, empty, tensor
+//   parameters: a_format = "e5m2"
+//               a_row_scaled = false
+//               add = true
+//               b_format = "e4m3"
+//               b_row_scaled = false
+//               b_tile_scaled = false
+//               biased = false
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               consumers = 2
+//               entry = "fp8_gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               run = 1
+//               scheduler = "static"
+//               slabs = 2
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "fp32"
+//               vectors = 256
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = true;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x64c1s8p2g8(fp32 *out, const e5m2 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
 // Made by fp8gen 0.1.0 from the template store.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     store_bf16_bf16
 //   used by:    uneven, empty, tensor
-//   parameters: accumulate = false
-//               entry = "fp8_store_bf16_bf16"
+//   parameters: entry = "fp8_store_bf16_bf16"
 //               source = "bf16"
 //               target = "bf16"
 #line 1 "store.cu"
@@ -333,65 +411,61 @@ extern "C" __global__ void fp8_column_sums() {}
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     dequantize_e4m3_tensor
 //   used by:    uneven, empty, tensor
-//   parameters: entry = "fp8_dequantize_e4m3_tensor"
-//               format = "e4m3"
+//   parameters: entry = "fp8_dequantize_tensor"
 //               scaling = "tensor"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of e4m3: true
+constexpr int mantissa_e4m3 = 3; // of tensor: false
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of e4m3: false
+constexpr int mantissa_e5m2 = 2; // of tensor: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e4m3_tensor() {}
+extern "C" __global__ void fp8_dequantize_tensor() {}
 
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     dequantize_e4m3_row
 //   used by:    uneven, empty
-//   parameters: entry = "fp8_dequantize_e4m3_row"
-//               format = "e4m3"
+//   parameters: entry = "fp8_dequantize_row"
 //               scaling = "row"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of e4m3: true
+constexpr int mantissa_e4m3 = 3; // of row: false
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of e4m3: false
+constexpr int mantissa_e5m2 = 2; // of row: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e4m3_row() {}
+extern "C" __global__ void fp8_dequantize_row() {}
 
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     dequantize_e4m3_tile
 //   used by:    uneven, empty
-//   parameters: entry = "fp8_dequantize_e4m3_tile"
-//               format = "e4m3"
+//   parameters: entry = "fp8_dequantize_tile"
 //               scaling = "tile"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of e4m3: true
+constexpr int mantissa_e4m3 = 3; // of tile: false
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of e4m3: false
+constexpr int mantissa_e5m2 = 2; // of tile: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e4m3_tile() {}
+extern "C" __global__ void fp8_dequantize_tile() {}
 
 // Made by fp8gen 0.1.0 from the template dequantize.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     dequantize_e5m2_tensor
 //   used by:    uneven, empty, tensor
-//   parameters: entry = "fp8_dequantize_e5m2_tensor"
-//               format = "e5m2"
+//   parameters: entry = "fp8_dequantize_tensor"
 //               scaling = "tensor"
 #line 1 "dequantize.cu"
 // dequantize.cu of the golden files: a table in a fixed order.
 #line 3 "dequantize.cu"
-constexpr int mantissa_e4m3 = 3; // of e5m2: false
+constexpr int mantissa_e4m3 = 3; // of tensor: false
 #line 3 "dequantize.cu"
-constexpr int mantissa_e5m2 = 2; // of e5m2: true
+constexpr int mantissa_e5m2 = 2; // of tensor: false
 #line 5 "dequantize.cu"
-extern "C" __global__ void fp8_dequantize_e5m2_tensor() {}
+extern "C" __global__ void fp8_dequantize_tensor() {}
 
 // Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model shards>
@@ -429,5 +503,85 @@ constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
 constexpr bool pingpong = true, add = false;
 #line 7 "gemm_sm90.cu"
 extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_brow_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     gemm_e4m3_e4m3_bf16_pp64x64c1s12g8
+//   used by:    tensor
+//   parameters: a_format = "e4m3"
+//               a_row_scaled = false
+//               add = false
+//               b_format = "e4m3"
+//               b_row_scaled = false
+//               b_tile_scaled = false
+//               biased = false
+//               bm = 64
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               consumers = 2
+//               entry = "fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 0
+//               pingpong = true
+//               producer_registers = 40
+//               run = 1
+//               scheduler = "static"
+//               slabs = 2
+//               slices = 1
+//               stages = 12
+//               swapped = false
+//               target = "bf16"
+//               vectors = 256
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
+constexpr bool pingpong = true, add = false;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8(bf16 *out, const e4m3 *a, const e4m3 *b) {
+    registers<40, 232>();
+}
+
+// Made by fp8gen 0.1.0 from the template gemm_sm90.cu; edit that, not this.
+//   again:      fp8gen expand <spec of model shards>
+//   kernel:     gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8
+//   used by:    tensor
+//   parameters: a_format = "e5m2"
+//               a_row_scaled = false
+//               add = false
+//               b_format = "e4m3"
+//               b_row_scaled = false
+//               b_tile_scaled = false
+//               biased = false
+//               bm = 128
+//               bn = 64
+//               cluster = 1
+//               consumer_registers = 232
+//               consumers = 2
+//               entry = "fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8"
+//               flow = "stream"
+//               group = 8
+//               partials = 2
+//               pingpong = false
+//               producer_registers = 40
+//               run = 1
+//               scheduler = "static"
+//               slabs = 2
+//               slices = 1
+//               stages = 8
+//               swapped = false
+//               target = "bf16"
+//               vectors = 256
+#line 1 "gemm_sm90.cu"
+// gemm_sm90.cu of the golden files: numbers and booleans.
+constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
+constexpr bool pingpong = false, add = false;
+#line 5 "gemm_sm90.cu"
+constexpr int partials = 2;
+#line 7 "gemm_sm90.cu"
+extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, const e5m2 *a, const e4m3 *b) {
     registers<40, 232>();
 }
