@@ -5,9 +5,13 @@
 #ifndef TESTS_CACHE_RIG_H
 #define TESTS_CACHE_RIG_H
 
+#include <setjmp.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <cmocka.h>
 
 #include "gen/fp8gen.h"
 #include "runtime/fp8.h"
@@ -16,9 +20,12 @@
 
 enum { RIG_PATH = 512 };
 
-/* First call of main: runs this program again with the fake NVRTC in the loader's path, unless it
- * runs so already. Returns an exit code for main if that cannot be (77: no compiler), else -1. */
-int rig_start(char **argv);
+/* What main returns: the tests, run by this program again with the fake NVRTC in the loader's path. 77: no
+ * compiler for the fake. */
+int rig_main(char **argv, const char *name, const struct CMUnitTest *tests, size_t count);
+#define RIG_RUN(argv, tests) rig_main(argv, #tests, tests, sizeof(tests) / sizeof(tests)[0])
+/* A test in a folder of its own. */
+#define RIG_TEST(name) cmocka_unit_test_setup_teardown(name, rig_begin, rig_end)
 
 /* Setup and teardown of cmocka. A folder for one test, removed with all in it by rig_end;
  * FP8GEN_CACHE_DIR is its folder "cache". The other variables of the rig are unset. */

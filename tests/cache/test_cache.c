@@ -4,9 +4,6 @@
  */
 #include "tests/cache/rig.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -297,26 +294,21 @@ static void what_does_not_compile_is_kept_to_be_looked_at(void **state)
     jit(&options, 1, path);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, rig_begin, rig_end)
-
 int main(int argc, char **argv)
 {
     (void)argc;
-    int code = rig_start(argv);
-    if (code >= 0)
-        return code;
     static const struct CMUnitTest tests[] = {
-        TEST(what_is_there_is_not_made_again),
-        TEST(folders_are_private),
-        TEST(a_build_uses_it_or_not),
-        TEST(a_damaged_kernel_is_made_again),
-        TEST(a_flipped_byte_is_found),
-        TEST(a_damaged_bundle_is_put_together_again),
-        TEST(an_entry_of_another_key_is_no_hit),
-        TEST(exactly_what_changed_is_rebuilt),
-        TEST(another_arch_has_its_own),
-        TEST(another_nvrtc_has_its_own),
-        TEST(what_does_not_compile_is_kept_to_be_looked_at),
+        RIG_TEST(what_is_there_is_not_made_again),
+        RIG_TEST(folders_are_private),
+        RIG_TEST(a_build_uses_it_or_not),
+        RIG_TEST(a_damaged_kernel_is_made_again),
+        RIG_TEST(a_flipped_byte_is_found),
+        RIG_TEST(a_damaged_bundle_is_put_together_again),
+        RIG_TEST(an_entry_of_another_key_is_no_hit),
+        RIG_TEST(exactly_what_changed_is_rebuilt),
+        RIG_TEST(another_arch_has_its_own),
+        RIG_TEST(another_nvrtc_has_its_own),
+        RIG_TEST(what_does_not_compile_is_kept_to_be_looked_at),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return RIG_RUN(argv, tests);
 }

@@ -7,9 +7,6 @@
  */
 #include "tests/cache/rig.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -408,29 +405,24 @@ static void where_the_cache_is(void **state)
     setenv("HOME", saved, 1);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, rig_begin, rig_end)
-
 int main(int argc, char **argv)
 {
     (void)argc;
-    int code = rig_start(argv);
-    if (code >= 0)
-        return code;
     static const struct CMUnitTest tests[] = {
-        TEST(a_folder_that_cannot_be_made),
-        TEST(a_folder_that_is_read_only),
-        TEST(a_folder_of_somebody_else),
-        TEST(an_entry_of_somebody_else_is_replaced),
-        TEST(what_cannot_be_read_is_not_called_damaged),
-        TEST(an_empty_folder_of_templates_is_refused),
-        TEST(a_full_disk),
-        TEST(what_was_used_longest_ago_goes),
-        TEST(a_build_keeps_the_size),
-        TEST(what_cannot_be_removed_is_told),
-        TEST(what_was_used_just_now_stays),
-        TEST(what_killed_processes_left_goes),
-        TEST(sizes),
-        TEST(where_the_cache_is),
+        RIG_TEST(a_folder_that_cannot_be_made),
+        RIG_TEST(a_folder_that_is_read_only),
+        RIG_TEST(a_folder_of_somebody_else),
+        RIG_TEST(an_entry_of_somebody_else_is_replaced),
+        RIG_TEST(what_cannot_be_read_is_not_called_damaged),
+        RIG_TEST(an_empty_folder_of_templates_is_refused),
+        RIG_TEST(a_full_disk),
+        RIG_TEST(what_was_used_longest_ago_goes),
+        RIG_TEST(a_build_keeps_the_size),
+        RIG_TEST(what_cannot_be_removed_is_told),
+        RIG_TEST(what_was_used_just_now_stays),
+        RIG_TEST(what_killed_processes_left_goes),
+        RIG_TEST(sizes),
+        RIG_TEST(where_the_cache_is),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return RIG_RUN(argv, tests);
 }

@@ -7,9 +7,6 @@
  */
 #include "tests/cache/rig.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -189,20 +186,15 @@ static void bundles_in_memory_are_their_process_s(void **state)
     assert_true(rig_opens(path));
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, rig_begin, rig_end)
-
 int main(int argc, char **argv)
 {
     (void)argc;
-    int code = rig_start(argv);
-    if (code >= 0)
-        return code;
     static const struct CMUnitTest tests[] = {
-        TEST(a_fork_inside_a_compilation),
-        TEST(a_sleeping_child_holds_no_lock),
-        TEST(the_lock_of_a_killed_maker_is_not_its_childs),
-        TEST(who_waits_looks_for_the_entry),
-        TEST(bundles_in_memory_are_their_process_s),
+        RIG_TEST(a_fork_inside_a_compilation),
+        RIG_TEST(a_sleeping_child_holds_no_lock),
+        RIG_TEST(the_lock_of_a_killed_maker_is_not_its_childs),
+        RIG_TEST(who_waits_looks_for_the_entry),
+        RIG_TEST(bundles_in_memory_are_their_process_s),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return RIG_RUN(argv, tests);
 }

@@ -7,9 +7,6 @@
  */
 #include "tests/cache/rig.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -691,9 +688,6 @@ static void arguments_of_the_library(void **state)
 int main(int argc, char **argv)
 {
     (void)argc;
-    int code = rig_start(argv);
-    if (code >= 0)
-        return code;
     static const struct CMUnitTest tests[] = {
         TEST(a_layer_is_what_was_described),
         TEST(equal_descriptions_share),
@@ -713,5 +707,5 @@ int main(int argc, char **argv)
         TEST(bundles_from_threads),
         TEST(arguments_of_the_library),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return RIG_RUN(argv, tests);
 }

@@ -9,9 +9,6 @@
  */
 #include "tests/cache/rig.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -162,19 +159,14 @@ static void a_killed_maker_holds_nobody_up(void **state)
     assert_true(rig_compiled("start") > begun);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, rig_begin, rig_end)
-
 int main(int argc, char **argv)
 {
     (void)argc;
-    int code = rig_start(argv);
-    if (code >= 0)
-        return code;
     static const struct CMUnitTest tests[] = {
-        TEST(one_spec),
-        TEST(several_specs),
-        TEST(some_are_killed),
-        TEST(a_killed_maker_holds_nobody_up),
+        RIG_TEST(one_spec),
+        RIG_TEST(several_specs),
+        RIG_TEST(some_are_killed),
+        RIG_TEST(a_killed_maker_holds_nobody_up),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return RIG_RUN(argv, tests);
 }

@@ -6,9 +6,6 @@
  */
 #include "tests/cache/rig.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -159,13 +156,10 @@ static void a_provider_may_ask_for_other_layers(void **state)
 int main(int argc, char **argv)
 {
     (void)argc;
-    int code = rig_start(argv);
-    if (code >= 0)
-        return code;
     static const struct CMUnitTest tests[] = {
         TEST(a_provider_that_waits_for_itself_is_refused),
         TEST(providers_that_wait_for_each_other_are_refused),
         TEST(a_provider_may_ask_for_other_layers),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return RIG_RUN(argv, tests);
 }

@@ -100,14 +100,50 @@ static void check_outputs(const struct gen_plan *plan, const char *config)
     assert_int_equal(has_output(plan, config, wide), has_output(plan, config, add));
 }
 
-static int32_t compile_config(const char *config, bool split, size_t index)
+/* Of the generator's list. */
+struct config {
+    const char *name;
+    bool split;
+    long long partials, consumers;
+    size_t index;
+};
+
+/* compile: returns how many kernels it has compiled. */
+static void each_configuration(int32_t (*compile)(const struct config *config))
+{
+    struct fp8gen *gen;
+    const char *text;
+    size_t i;
+    json_t *item;
+    int32_t kernels = 0;
+    assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
+    assert_int_equal(fp8gen_gemm_configs(gen, &text), FP8GEN_OK);
+    json_t *configs = json_loads(text, 0, NULL);
+    json_array_foreach(configs, i, item)
+    {
+        struct config config = {
+            .name = json_string_value(json_object_get(item, "name")),
+            .partials = json_integer_value(json_object_get(item, "partials")),
+            .consumers = json_integer_value(json_object_get(item, "consumers")),
+            .index = i,
+        };
+        config.split = config.partials > 0;
+        kernels += compile(&config);
+    }
+    printf("%zu configurations, %d kernels compiled\n", json_array_size(configs), (int)kernels);
+    assert_true(json_array_size(configs) > 8 && kernels > 8);
+    json_decref(configs);
+    fp8gen_close(gen);
+}
+
+static int32_t compile_config(const struct config *config)
 {
     struct gen_plan *plan;
     struct gen_jobs jobs = { 0 };
-    struct fp8gen *gen =
-        rig_make_jobs(split ? MODEL("split") : MODEL("fast"), config, archs, &plan, &jobs);
-    check_outputs(plan, config);
-    keep_wanted(&jobs, index);
+    struct fp8gen *gen = rig_make_jobs(config->split ? MODEL("split") : MODEL("fast"), config->name,
+                                       archs, &plan, &jobs);
+    check_outputs(plan, config->name);
+    keep_wanted(&jobs, config->index);
     rig_compile(gen, &jobs);
     for (int32_t i = 0; i < jobs.count; i++)
         check_job(&jobs.list[i]);
@@ -120,21 +156,7 @@ static int32_t compile_config(const char *config, bool split, size_t index)
 static void test_every_configuration(void **state)
 {
     (void)state;
-    struct fp8gen *gen;
-    const char *text;
-    size_t i;
-    json_t *config;
-    int32_t kernels = 0;
-    assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
-    assert_int_equal(fp8gen_gemm_configs(gen, &text), FP8GEN_OK);
-    json_t *configs = json_loads(text, 0, NULL);
-    assert_true(json_array_size(configs) > 8);
-    json_array_foreach(configs, i, config) kernels +=
-        compile_config(json_string_value(json_object_get(config, "name")),
-                       json_integer_value(json_object_get(config, "partials")) > 0, i);
-    printf("%zu configurations, %d kernels compiled\n", json_array_size(configs), (int)kernels);
-    json_decref(configs);
-    fp8gen_close(gen);
+    each_configuration(compile_config);
 }
 
 /* The kernel of a configuration that writes fp16, if the configuration serves the spec. */
@@ -162,22 +184,20 @@ static int32_t compile_narrow(const char *config, const char *spec)
     "weight_scale = \"shard\" }, accumulation = { fprop = \"split\" }, layers = {\n" LAYER(        \
         "a", "bf16") LAYER("c", "fp32") "} }\n"
 
-static int32_t compile_blocks(const char *config)
+static int32_t compile_blocks(const struct config *config)
 {
+    if (!config->split)
+        return 0;
     struct gen_plan *plan;
     struct gen_jobs jobs = { 0 };
-    struct fp8gen *gen = rig_open_gemm(SHARDS, NULL, config);
+    struct fp8gen *gen = rig_make_jobs(SHARDS, config->name, archs, &plan, &jobs);
     int32_t count = 0;
-    assert_int_equal(gen_expand_plan(gen, &plan), FP8GEN_OK);
-    assert_int_equal(gen_nvrtc_open(gen), FP8GEN_OK);
-    assert_int_equal(gen_make_jobs(gen, plan, archs, &jobs), FP8GEN_OK);
     for (int32_t i = 0; i < jobs.count; i++)
         if (strstr(jobs.list[i].kernel->name, "_btile_") &&
-            strstr(jobs.list[i].kernel->name, config))
+            strstr(jobs.list[i].kernel->name, config->name))
             jobs.list[count++] = jobs.list[i];
     jobs.count = count;
-    if (gen_run_jobs(gen, &jobs, 0, NULL, NULL) != FP8GEN_OK)
-        fail_msg("%s", fp8gen_diagnostics(gen));
+    rig_compile(gen, &jobs);
     for (int32_t i = 0; i < count; i++)
         check_job(&jobs.list[i]);
     gen_jobs_free(&jobs);
@@ -188,52 +208,26 @@ static int32_t compile_blocks(const char *config)
 static void test_scales_along_the_contraction(void **state)
 {
     (void)state;
-    struct fp8gen *gen;
-    const char *text;
-    size_t i;
-    json_t *config;
+    each_configuration(compile_blocks);
+}
+
+static int32_t compile_rows_and_intervals(const struct config *config)
+{
     int32_t kernels = 0;
-    assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
-    assert_int_equal(fp8gen_gemm_configs(gen, &text), FP8GEN_OK);
-    json_t *configs = json_loads(text, 0, NULL);
-    json_array_foreach(configs, i, config)
-    {
-        if (json_integer_value(json_object_get(config, "partials")) > 0)
-            kernels += compile_blocks(json_string_value(json_object_get(config, "name")));
+    if (config->index % 2 == 0)
+        kernels += compile_narrow(config->name, config->split ? NARROW("split", "rowwise")
+                                                              : NARROW("fast", "rowwise"));
+    if (config->partials == 1 && config->consumers == 2) {
+        kernels += compile_narrow(config->name, NARROW("256", "rowwise"));
+        kernels += compile_narrow(config->name, NARROW("512", "current"));
     }
-    printf("%d kernels compiled\n", (int)kernels);
-    assert_true(kernels > 8);
-    json_decref(configs);
-    fp8gen_close(gen);
+    return kernels;
 }
 
 static void test_rows_and_intervals(void **state)
 {
     (void)state;
-    struct fp8gen *gen;
-    const char *text;
-    size_t i;
-    json_t *config;
-    int32_t kernels = 0;
-    assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
-    assert_int_equal(fp8gen_gemm_configs(gen, &text), FP8GEN_OK);
-    json_t *configs = json_loads(text, 0, NULL);
-    json_array_foreach(configs, i, config)
-    {
-        const char *name = json_string_value(json_object_get(config, "name"));
-        long long partials = json_integer_value(json_object_get(config, "partials"));
-        if (i % 2 == 0)
-            kernels += compile_narrow(name, partials > 0 ? NARROW("split", "rowwise")
-                                                         : NARROW("fast", "rowwise"));
-        if (partials == 1 && json_integer_value(json_object_get(config, "consumers")) == 2) {
-            kernels += compile_narrow(name, NARROW("256", "rowwise"));
-            kernels += compile_narrow(name, NARROW("512", "current"));
-        }
-    }
-    printf("%d kernels compiled\n", (int)kernels);
-    assert_true(kernels > 8);
-    json_decref(configs);
-    fp8gen_close(gen);
+    each_configuration(compile_rows_and_intervals);
 }
 
 static double seconds_of(clockid_t clock)
