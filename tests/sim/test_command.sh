@@ -88,7 +88,7 @@ expect_out_lacks predicted
 for ranks in 1 65 two; do
     run fp8gen bench shard --device host --ranks $ranks
     expect_code 2
-    expect_err_has "--ranks is '$ranks'; it must be a whole number from 2 to 64"
+    expect_err_has "--ranks takes a whole number from 2 to 64, not '$ranks'"
 done
 run fp8gen bench shard --case weights --trace step.json
 expect_code 2
