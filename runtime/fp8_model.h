@@ -51,7 +51,8 @@ typedef struct fp8_sharding {
     }
 
 /* The shard of a rank: [first, first + count), in rows or elements, of chunks of `chunk`:
- * chunk = ceil(N / ranks) rows (for 128x128 scaling rounded up to 128), or ceil(N K / ranks) elements;
+ * chunk = ceil(N / ranks) rows (rounded up to 128 for 128x128 scaling and with weight_scale shard),
+ * or ceil(N K / ranks) elements;
  * first = min(rank * chunk, all), count = min(chunk, all - first). Pure arithmetic; each pointer may be
  * NULL. FP8_ERR_ARGUMENT; FP8_ERR_UNSUPPORTED: elements, and the recipe has more than one scale. */
 FP8_API fp8_status fp8_shard_range(const fp8_layer *layer, const fp8_sharding *sharding,
@@ -87,8 +88,8 @@ typedef struct fp8_shard_args {
         *source; /* w_dtype: [count, K], or for elements [1, count]; NULL if count is 0 */
     float *amax; /* device, fp8_shard_amaxes numbers. shard_amax: receives the largest finite |w| of
                * the shard (rowwise: of each column). shard_quantize: those of the whole weight
-               * (weight_scale shard: of the shard), read in stream order; as fp8_weight_args.amax. With scaling of 128 x 128 there is
-               * nothing to know: 0 comes out, and NULL will do */
+               * (weight_scale shard: of the shard), read in stream order; as fp8_weight_args.amax.
+               * With scaling of 128 x 128 there is nothing to know: 0 comes out, NULL will do */
     void *shard; /* shard_quantize: fp8_shard_bytes, 16-byte aligned; written whole */
     size_t shard_bytes;
     uint32_t *
@@ -141,7 +142,9 @@ typedef struct fp8_unpack_args {
         }                                                                                          \
     }
 
-/* Makes the weight of a layer from its gathered shards: the same bytes as on one GPU. */
+/* Makes the weight of a layer from its gathered shards: the same bytes as on one GPU.
+ * FP8_ERR_SHAPE: the pieces are not w, or one is larger than a shard or begins inside 128 rows that
+ * have one scale. */
 FP8_API fp8_status fp8_shard_unpack(const fp8_layer *layer, const fp8_unpack_args *args);
 
 /* ---- hooks ------------------------------------------------------------------------------------ */

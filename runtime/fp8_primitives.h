@@ -48,10 +48,12 @@ typedef struct fp8_amax_args {
 
 /* A weight that is FP8 already, as a checkpoint has it: w = q * scale_inv, a scale for each stretch
  * of rows. A fused weight ([q; k; v]) keeps the scale of each part; several need a layer that
- * scales w by row (recipes "rowwise", "rowwise_hp_wgrad"), one also fits "current" and "delayed".
- * Fills the row copy, what fprop reads; fp8_transpose makes the other one where there is one scale.
+ * scales w by row (recipes "rowwise", "rowwise_hp_wgrad"), or with weight_scale shard and stretches
+ * that begin at multiples of 128 rows; one also fits "current" and "delayed". Fills the row copy,
+ * what fprop reads; fp8_transpose makes the other one where there is one scale, or one a shard.
  * The call is asynchronous, but scale_inv and rows are read before it returns.
- * FP8_ERR_SHAPE: the stretches do not cover w, a scale is missing; FP8_ERR_UNSUPPORTED: the recipe. */
+ * FP8_ERR_SHAPE: the stretches do not cover w, a scale is missing, a stretch begins inside 128 rows
+ * that have one scale; FP8_ERR_UNSUPPORTED: the recipe. */
 typedef struct fp8_import_args {
     uint32_t size;
     int32_t count;          /* of stretches */

@@ -39,6 +39,13 @@ static fp8_status check_stretches(const struct fp8_layer_plan *plan, const fp8_i
                             i, (long long)args->rows[i], (long long)sum,
                             (long long)plan->out_features, plan->name);
         sum += args->rows[i];
+        if (plan->shard.own_scales && sum % FP8_BLOCK != 0 && i < args->count - 1)
+            return fp8_fail(
+                FP8_ERR_SHAPE,
+                "import: rows[%d] is %lld and ends at row %lld of layer '%s', but with "
+                "weight_scale shard a scale begins at multiples of %d rows; fp8_transpose "
+                "takes one for each of them; use recipe \"rowwise\"",
+                i, (long long)args->rows[i], (long long)sum, plan->name, FP8_BLOCK);
     }
     if (args->rows && sum != plan->out_features)
         return fp8_fail(FP8_ERR_SHAPE,

@@ -86,8 +86,8 @@ static fp8_status check_sharding(const char *call, const fp8_layer *layer,
         return fp8_fail(
             FP8_ERR_ARGUMENT,
             "%s: layer '%s' has a scale for each of %lld shards (weight_scale shard), but "
-            "sharding->ranks is %d; build the bundle with mesh = { fsdp = %d }",
-            call, layer->plan->name, (long long)fsdp, sharding->ranks, sharding->ranks);
+            "sharding->ranks is %d; pass %lld, or build the bundle for a mesh of that many",
+            call, layer->plan->name, (long long)fsdp, sharding->ranks, (long long)fsdp);
     return FP8_OK;
 }
 

@@ -34,6 +34,12 @@ static fp8_status check_pieces(const fp8_layer *layer, const fp8_unpack_args *ar
             return fp8_fail(FP8_ERR_SHAPE,
                             "shard_unpack: piece %zu begins at row %lld, inside a tile of 128 rows",
                             i, (long long)piece->first);
+        if (piece->count > shape->chunk)
+            return fp8_fail(FP8_ERR_SHAPE,
+                            "shard_unpack: piece %zu is %lld %s, but a shard of layer '%s' over %d "
+                            "ranks holds at most %lld",
+                            i, (long long)piece->count, what, layer->plan->name,
+                            args->sharding->ranks, (long long)shape->chunk);
         at += piece->count;
     }
     if (at != shape->all)

@@ -377,6 +377,53 @@ static void compare_own(int32_t ranks)
 
 static int says_word(const char *word);
 
+/* FP8 bytes with a scale for each of two stretches: their cut is one of 128 rows, or the transposed copy would
+ * have the first one's scale for rows of the other. */
+static void test_own_scales_imported(void **state)
+{
+    (void)state;
+    char path[256];
+    fp8_bundle *own;
+    fp8_layer *layer;
+    open_own(3, path, &own, &layer);
+    const size_t bytes = OWN_N * OWN_K;
+    fp8_operand weight = own_operand(layer);
+    uint8_t *q = take(bytes);
+    memset(q, 0x38, bytes);
+    const fp8_tensor dense = { q, OWN_N, OWN_K, OWN_K, FP8_DTYPE_E4M3, 0 };
+    const float scales[] = { 2, 4 };
+    int64_t rows[] = { 129, OWN_N - 129 };
+    fp8_import_args args = FP8_IMPORT_ARGS_INIT;
+    args.q = &dense;
+    args.count = 2;
+    args.scale_inv = scales;
+    args.rows = rows;
+    args.version = 1;
+    args.weight = &weight;
+    args.call = call();
+    assert_int_equal(fp8_import(layer, &args), FP8_ERR_SHAPE);
+    assert_true(says_word("rows[0] is 129"));
+    assert_int_equal(weight.copies, 0);
+    rows[0] = 128;
+    rows[1] = OWN_N - 128;
+    assert_int_equal(fp8_import(layer, &args), FP8_OK);
+    fp8_transpose_args turn = FP8_TRANSPOSE_ARGS_INIT;
+    turn.operand = &weight;
+    turn.call = call();
+    assert_int_equal(fp8_transpose(layer, &turn), FP8_OK);
+    fp8_operand_view view;
+    assert_int_equal(fp8_operand_parts(&weight, &view), FP8_OK);
+    for (int64_t i = 0; i < OWN_N; i++) {
+        const float want = i < 128 ? 2 : 4;
+        assert_true(view.row_scales[i] == want && view.transposed_scales[i / 128] == want);
+    }
+    fp8_memory_free(context, q);
+    fp8_memory_free(context, weight.data);
+    fp8_layer_destroy(layer);
+    fp8_bundle_close(own);
+    ranks_bundle_drop(path);
+}
+
 static void test_own_scales(void **state)
 {
     (void)state;
@@ -512,6 +559,10 @@ static void test_pieces_refused(void **state)
     args.piece_count = 1;
     assert_int_equal(fp8_shard_unpack(layers[1], &args), FP8_ERR_SHAPE);
     assert_true(says_word("hold 5 rows"));
+    pieces[0].count = 10; /* more than a shard holds */
+    assert_int_equal(fp8_shard_unpack(layers[1], &args), FP8_ERR_SHAPE);
+    assert_true(says_word("over 2 ranks holds at most 5"));
+    pieces[0].count = 5;
     pieces[1].first = 5;
     pieces[1].count = 5;
     args.piece_count = 2;
@@ -579,9 +630,13 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),       cmocka_unit_test(test_elements),
-        cmocka_unit_test(test_refused),    cmocka_unit_test(test_pieces_refused),
-        cmocka_unit_test(test_own_scales), cmocka_unit_test(test_own_scales_refused),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_elements),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_pieces_refused),
+        cmocka_unit_test(test_own_scales),
+        cmocka_unit_test(test_own_scales_refused),
+        cmocka_unit_test(test_own_scales_imported),
         cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
