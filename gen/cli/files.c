@@ -1,13 +1,13 @@
 /*
  * files.c - folders and files that the program writes: nothing half-written is ever left.
  *
- * Files are written under a temporary name and renamed; folders are filled under a temporary name
- * (cli_temp_create) and renamed by cli_temp_publish. A thread waits for SIGINT, SIGTERM and SIGHUP
- * and removes the temporary folders before the signal ends the program: a handler could not do that
- * safely. What the main thread then fails at is not reported: it waits for the end
- * (cli_wait_if_ending). The folder of a running build belongs to the library, which names it by
- * cli_temp_guard. The thread is started with the first temporary folder; threads made later inherit
- * the blocked signals.
+ * Files are written under a temporary name and renamed, but what is no plain file (/dev/null, a
+ * link) is written itself; folders are filled under a temporary name (cli_temp_create) and renamed
+ * by cli_temp_publish. A thread waits for SIGINT, SIGTERM and SIGHUP and removes the temporary
+ * folders before the signal ends the program: a handler could not do that safely. What the main
+ * thread then fails at is not reported: it waits for the end (cli_wait_if_ending). The folder of a
+ * running build belongs to the library, which names it by cli_temp_guard. The thread is started with
+ * the first temporary folder; threads made later inherit the blocked signals.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -200,34 +200,53 @@ char *cli_path_join(const char *folder, const char *name)
     return path;
 }
 
-/* Opens a file beside the one that it becomes; -1: errno says why. */
-static int open_beside(const char *path, char **temp)
+/* A device, a pipe or a link is written itself: a new file in its place would be something else. */
+static bool is_kept(const char *path)
 {
+    struct stat status;
+    return lstat(path, &status) == 0 && !S_ISREG(status.st_mode);
+}
+
+/* Opens a file beside the one that it becomes, or with *temp NULL that one; -1: errno says why. */
+static int open_target(const char *path, char **temp)
+{
+    const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC;
+    *temp = NULL;
+    if (is_kept(path))
+        return open(path, flags, 0644);
     if (asprintf(temp, "%s.tmp", path) < 0)
         *temp = NULL;
-    return *temp ? open(*temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644) : -1;
+    return *temp ? open(*temp, flags, 0644) : -1;
 }
 
 int cli_try_file(const char *path)
 {
     char *temp = NULL;
-    const bool is_folder = cli_is_folder(path);
-    int fd = is_folder ? -1 : open_beside(path, &temp);
-    if (fd >= 0) {
-        close(fd);
-        unlink(temp);
+    bool is_good;
+    if (cli_is_folder(path)) {
+        errno = EISDIR;
+        is_good = false;
+    } else if (is_kept(path) && access(path, F_OK) == 0) {
+        is_good = access(path, W_OK) == 0;
     } else {
-        cli_error("cannot write '%s': %s", path, strerror(is_folder ? EISDIR : errno));
+        int fd = open_target(path, &temp);
+        is_good = fd >= 0;
+        if (is_good)
+            close(fd);
     }
+    if (!is_good)
+        cli_error("cannot write '%s': %s", path, strerror(errno));
+    if (is_good && temp)
+        unlink(temp);
     free(temp);
-    return fd >= 0 ? CLI_DONE : CLI_MACHINE;
+    return is_good ? CLI_DONE : CLI_MACHINE;
 }
 
 int cli_write_file(const char *path, const void *data, size_t bytes)
 {
     int code = CLI_MACHINE;
     char *temp = NULL;
-    int fd = open_beside(path, &temp);
+    int fd = open_target(path, &temp);
     if (fd < 0)
         goto done;
     for (size_t at = 0; at < bytes;) {
@@ -240,7 +259,7 @@ int cli_write_file(const char *path, const void *data, size_t bytes)
     }
     int closed = close(fd);
     fd = -1;
-    if (closed == 0 && rename(temp, path) == 0)
+    if (closed == 0 && (!temp || rename(temp, path) == 0))
         code = CLI_DONE;
 done:
     if (code)

@@ -97,6 +97,18 @@ run fp8gen bench shard --device host --case step --trace "$T/none/step.json"
 expect_code 3
 expect_out ''
 expect_err_has "cannot write '$T/none/step.json': No such file or directory"
+small="bench shard --device host --case step --shape 16,16 --tokens 8 --blocks 1 --rounds 1"
+ln -s /dev/full "$T/full" # what is no plain file is written, not replaced
+run fp8gen $small --trace "$T/full"
+if [ -c /dev/full ]; then
+    expect_code 3
+    expect_err_has "cannot write '$T/full': No space left on device"
+fi
+ln -s target.json "$T/link.json"
+run fp8gen $small --trace "$T/link.json"
+expect_code 0
+[ -L "$T/full" ] && [ -L "$T/link.json" ] || fail "links that are still there expected"
+grep -q traceEvents "$T/target.json" || fail "a timeline where the link leads expected"
 run fp8gen bench shard --case gathers
 expect_code 2
 expect_err_has "no case 'gathers'"
