@@ -34,7 +34,8 @@ void bundle_remove(char *folder);
  * fp8gen_override takes it. */
 json_t *bundle_manifest_by(const char *gemm);
 json_t *bundle_manifest(void); /* by cublaslt */
-/* A model with a layer of every recipe: "delayed" (calibrated), "rowwise", "hp", "block", "bf16". */
+/* A model with a layer of every recipe: "delayed" (calibrated), "rowwise", "hp", "block",
+ * "bf16". */
 extern const char bundle_recipes[];
 /* The manifest of another model. */
 json_t *bundle_manifest_of(const char *text_of_spec, const char *gemm);

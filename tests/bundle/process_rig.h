@@ -35,8 +35,8 @@ bool process_says(const char *word); /* the last error */
 fp8_status process_join(struct process *p);
 void process_leave(struct process *p);
 double process_now(void);
-/* Runs the body on all ranks; a rank in `missing` (bits) is not started. Every process must end within
- * 20 seconds with code 0, but for those in `killed`. */
+/* Runs the body on all ranks; a rank in `missing` (bits) is not started. Every process must end
+ * within 20 seconds with code 0, but for those in `killed`. */
 void process_run(int ranks, struct process start, process_body body, unsigned missing,
                  unsigned killed);
 

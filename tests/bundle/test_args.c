@@ -1,5 +1,6 @@
 /*
- * test_args.c - every refusal of a pass: status, the sentence's words, and that nothing was touched.
+ * test_args.c - every refusal of a pass: status, the sentence's words, and that nothing was
+ * touched.
  *
  * One correct call of each kind is the base; each row of a table changes one thing of it.
  */
@@ -173,7 +174,8 @@ static struct world world;
 static fp8_tensor changed;
 static fp8_operand other;
 
-/* Runs `change` on a copy of the world's args, then the call, and compares all operands afterwards. */
+/* Runs `change` on a copy of the world's args, then the call, and compares all operands
+ * afterwards. */
 #define REFUSED(status, part, change, call)                                                        \
     do {                                                                                           \
         struct world before = world;                                                               \

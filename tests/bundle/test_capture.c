@@ -50,7 +50,7 @@ static void finish(void)
     assert_int_equal(cuda->depth, 0);
 }
 
-/* ---- passes -------------------------------------------------------------------------------------- */
+/* ---- passes ---------------------------------------------------------------------------------- */
 
 struct tensors {
     struct matrix x, w, y, dy, dx, dw, bias, dbias;
@@ -132,7 +132,7 @@ static void passes_can_be_captured(void **state)
     capture_passes("cublaslt");
 }
 
-/* ---- calls that cannot be --------------------------------------------------------------------------- */
+/* ---- calls that cannot be -------------------------------------------------------------------- */
 
 static char *jit_folder;
 static int provided;
@@ -197,8 +197,8 @@ static void what_would_build_is_refused(void **state)
     bundle_remove(jit_folder);
 }
 
-/* What cannot be seen is not broken: a non-blocking stream that the calls do not name, and the captures
- * of other threads. */
+/* What cannot be seen is not broken: a non-blocking stream that the calls do not name, and the
+ * captures of other threads. */
 static void make_everything(void)
 {
     fp8_context *context = bundle_context(0);

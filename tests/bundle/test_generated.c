@@ -482,7 +482,8 @@ static void grids_without_persistence(void **state)
     }
 }
 
-/* The first gemm kernel of fprop with tiles of 16 x 16 that `cluster` CTAs share; all ranges take it. */
+/* The first gemm kernel of fprop with tiles of 16 x 16 that `cluster` CTAs share; all ranges take
+ * it. */
 static int64_t set_cluster(json_t *manifest, int cluster)
 {
     static const char first[] = "layers.0.passes.fprop.2.dispatch.0.choices.0.kernel";

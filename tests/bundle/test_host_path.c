@@ -1,9 +1,11 @@
 /*
- * test_host_path.c - what a pass costs on the host beside its launches, with a driver that does nothing.
+ * test_host_path.c - what a pass costs on the host beside its launches, with a driver that does
+ * nothing.
  *
- * Counted: no allocation, no question to the driver but the current context, one map for each operand
- * that TMA reads or writes, and as many launches as fp8_layer_dispatch says. Timed, for the eye: the
- * median nanoseconds of a call less those of its launches, with FP8_TEST_FULL=1 over 1,000,000 calls.
+ * Counted: no allocation, no question to the driver but the current context, one map for each
+ * operand that TMA reads or writes, and as many launches as fp8_layer_dispatch says. Timed, for the
+ * eye: the median nanoseconds of a call less those of its launches, with FP8_TEST_FULL=1 over
+ * 1,000,000 calls.
  */
 #include "tests/bundle/cuda_rig.h"
 
@@ -75,7 +77,7 @@ static void close_bench(struct bench *b)
     cuda_close(&b->side);
 }
 
-/* ---- the calls --------------------------------------------------------------------------------------- */
+/* ---- the calls ------------------------------------------------------------------------------- */
 
 static fp8_status run_weight(struct bench *b)
 {
@@ -136,7 +138,7 @@ static int64_t launches_of(const struct bench *b, unsigned passes)
     return launches;
 }
 
-/* ---- counting ---------------------------------------------------------------------------------------- */
+/* ---- counting -------------------------------------------------------------------------------- */
 
 static int64_t enqueued(void)
 {
@@ -156,13 +158,14 @@ static void count_calls(struct bench *b, bool generated)
         assert_int_equal(work, launches_of(b, calls[i].passes));
         assert_int_equal(maps, generated ? calls[i].maps : 0);
         assert_int_equal(lt->queries, queries);
-        /* Every other call of the driver: pushing the context, which this thread has not made current. */
+        /* Every other call of the driver: pushing the context, which this thread has not made
+         * current. */
         int64_t pushes = cuda->calls - before - (work - products) - maps;
         assert_true(pushes == (calls[i].passes ? 1 : 0));
     }
 }
 
-/* ---- timing ------------------------------------------------------------------------------------------- */
+/* ---- timing ---------------------------------------------------------------------------------- */
 
 static double now(void)
 {
@@ -237,7 +240,7 @@ static void time_calls(struct bench *b, const char *gemm)
     }
 }
 
-/* ---- both ways of computing a product -------------------------------------------------------------------- */
+/* ---- both ways of computing a product -------------------------------------------------------- */
 
 static void measure(const char *gemm, bool timed)
 {

@@ -1,8 +1,8 @@
 /*
  * test_memory.c - the n-th allocation fails, for every n, in everything that allocates.
  *
- * Creation reports FP8_ERR_MEMORY, leaves NULL and leaks nothing (the sanitizer looks); the passes of a layer
- * allocate nothing at all.
+ * Creation reports FP8_ERR_MEMORY, leaves NULL and leaks nothing (the sanitizer looks); the passes
+ * of a layer allocate nothing at all.
  */
 #include "tests/bundle/bundle_rig.h"
 

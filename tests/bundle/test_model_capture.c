@@ -1,9 +1,11 @@
 /*
- * test_model_capture.c - a model's step as a CUDA graph, over two ranks with the fake driver and NCCL.
+ * test_model_capture.c - a model's step as a CUDA graph, over two ranks with the fake driver and
+ * NCCL.
  *
- * The fake keeps captured work and does it when the graph is launched, and it breaks a capture as the real
- * driver would: streams that are not joined, events of outside, calls that ask or wait. What a replay gives
- * is compared with the same calls without a graph, with other inputs and weights in each. In every mode.
+ * The fake keeps captured work and does it when the graph is launched, and it breaks a capture as
+ * the real driver would: streams that are not joined, events of outside, calls that ask or wait.
+ * What a replay gives is compared with the same calls without a graph, with other inputs and
+ * weights in each. In every mode.
  */
 #include <cuda.h>
 
@@ -325,8 +327,8 @@ static int eager_gives(struct process *p, struct stage *s, int seed, uint64_t wa
     return 0;
 }
 
-/* A version that a capture has brought is no reason to skip one outside: the graph was dropped, or launched
- * with other weights, once or often, or there are two of it. */
+/* A version that a capture has brought is no reason to skip one outside: the graph was dropped, or
+ * launched with other weights, once or often, or there are two of it. */
 static int versions(struct process *p, struct stage *s, CUstreamCaptureMode mode,
                     const uint64_t *wanted)
 {

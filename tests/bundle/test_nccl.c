@@ -1,6 +1,6 @@
 /*
- * test_nccl.c - ranks as real processes over the fake NCCL: what they compute, and that none hangs when
- * another dies, does not come, or calls something else.
+ * test_nccl.c - ranks as real processes over the fake NCCL: what they compute, and that none hangs
+ * when another dies, does not come, or calls something else.
  */
 #include <dlfcn.h>
 #include <signal.h>
@@ -366,8 +366,8 @@ static void test_adopted(void **state)
 
 static const char *const layer_names[] = { "plain", "bias" };
 
-/* Forward of two layers; variant 1: rank 1 leaves the first out in step 2; 3: the second; 2: another
- * spec. */
+/* Forward of two layers; variant 1: rank 1 leaves the first out in step 2; 3: the second; 2:
+ * another spec. */
 static int model(struct process *p)
 {
     fp8_bundle *bundle = NULL;
@@ -486,8 +486,8 @@ static void test_a_layer_left_out(void **state)
     run(2, (struct process){ .timeout = 10, .variant = 3 }, model, 0, 0);
 }
 
-/* Two stages of two ranks; layers are on the first alone, whose rank 1 leaves one out in step 2: its neighbour
- * is told, the other stage goes on. */
+/* Two stages of two ranks; layers are on the first alone, whose rank 1 leaves one out in step 2:
+ * its neighbour is told, the other stage goes on. */
 static int two_stages(struct process *p)
 {
     p->stage = p->rank / 2;

@@ -1,6 +1,6 @@
 /*
- * test_recipes.c - manifests of every recipe that lie, and the state of delayed scaling where memory
- * runs out.
+ * test_recipes.c - manifests of every recipe that lie, and the state of delayed scaling where
+ * memory runs out.
  *
  * Each lie is one change of a manifest that the generator made, sealed again; the bundle must be
  * refused when it is opened, with a sentence about that change. What the steps of a pass may touch

@@ -1,7 +1,7 @@
 /*
  * test_scaled.c - products with scales by row and by block, and of bf16, through the fake cuBLASLt:
- * the bits of the host at any M and alignment, in place, through the stage, in chunks; with a bias and
- * of dtypes that the library refuses.
+ * the bits of the host at any M and alignment, in place, through the stage, in chunks; with a bias
+ * and of dtypes that the library refuses.
  *
  * The library works out from a product's extents where scales lie, and the fake does the same: rows
  * of a block product that are not padded, or scales of a chunk that are not moved, give other bits.
@@ -75,8 +75,8 @@ static void one_scale_beside_scales_by_row(void **state)
 
 static const char by_shard[] = "recipe = recipe.current { weight_scale = \"shard\" }";
 
-/* y by the library without scales, which the store applies, x's one and those of w's rows; dx by the generated
- * kernel, dw by the library with its own. */
+/* y by the library without scales, which the store applies, x's one and those of w's rows; dx by
+ * the generated kernel, dw by the library with its own. */
 static void scales_by_shard(void **state)
 {
     (void)state;

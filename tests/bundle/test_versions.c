@@ -1,6 +1,6 @@
 /*
- * test_versions.c - a toolkit that is newer than the driver: the driver refuses a cubin, the sentence names
- * both versions. On the fake driver, which is for CUDA 13.0.
+ * test_versions.c - a toolkit that is newer than the driver: the driver refuses a cubin, the
+ * sentence names both versions. On the fake driver, which is for CUDA 13.0.
  */
 #include <setjmp.h>
 #include <stdarg.h>

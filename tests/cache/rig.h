@@ -20,8 +20,8 @@
 
 enum { RIG_PATH = 512 };
 
-/* What main returns: the tests, run by this program again with the fake NVRTC in the loader's path. 77: no
- * compiler for the fake. */
+/* What main returns: the tests, run by this program again with the fake NVRTC in the loader's path.
+ * 77: no compiler for the fake. */
 int rig_main(char **argv, const char *name, const struct CMUnitTest *tests, size_t count);
 #define RIG_RUN(argv, tests) rig_main(argv, #tests, tests, sizeof(tests) / sizeof(tests)[0])
 /* A test in a folder of its own. */

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Ranks as processes with a GPU each, as torchrun and mpirun start them: right results, and none that hangs
-# when another is killed, does not come, has another spec or makes other calls. Needs two GPUs; takes up to four.
+# Ranks as processes with a GPU each, as torchrun and mpirun start them: right results, and none
+# that hangs when another is killed, does not come, has another spec or makes other calls. Needs two
+# GPUs; takes up to four.
 . tests/cli/harness.sh
 spec=specs/debug_vocab2556.lua
 gpus=$("$FP8GEN" doctor 2>/dev/null | grep -c '^GPU .*capability')

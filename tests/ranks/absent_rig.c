@@ -1,6 +1,7 @@
 /*
- * absent_rig.c - see absent_rig.h. A copy engine that waits for the other GPU cannot be called off, not even by
- * NCCL's abort, and holds what frees memory on its device: so the ranks are processes, whose end frees it.
+ * absent_rig.c - see absent_rig.h. A copy engine that waits for the other GPU cannot be called off,
+ * not even by NCCL's abort, and holds what frees memory on its device: so the ranks are processes,
+ * whose end frees it.
  */
 #include "tests/ranks/absent_rig.h"
 

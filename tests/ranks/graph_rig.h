@@ -1,9 +1,11 @@
 /*
- * graph_rig.h - steps of a model as CUDA graphs, compared bit by bit with the same calls without one.
+ * graph_rig.h - steps of a model as CUDA graphs, compared bit by bit with the same calls without
+ * one.
  *
- * Every rank captures update, forward and backward of all layers of a bundle, in every capture mode, and
- * forward and backward alone with the update outside; each graph is launched with other inputs and weights
- * than those of the capture. The host has no graphs: there a launch is the same calls again.
+ * Every rank captures update, forward and backward of all layers of a bundle, in every capture
+ * mode, and forward and backward alone with the update outside; each graph is launched with other
+ * inputs and weights than those of the capture. The host has no graphs: there a launch is the same
+ * calls again.
  */
 #ifndef GRAPH_RIG_H
 #define GRAPH_RIG_H

@@ -1,7 +1,8 @@
 /*
- * memory_rig.c - see memory_rig.h. What forward saves is allocated before each layer and freed behind its
- * backward, as a framework does it, while all ranks stand still: an allocation beside a collective of the other
- * rank could wait for it. Memory in use is what the driver says of the whole device.
+ * memory_rig.c - see memory_rig.h. What forward saves is allocated before each layer and freed
+ * behind its backward, as a framework does it, while all ranks stand still: an allocation beside a
+ * collective of the other rank could wait for it. Memory in use is what the driver says of the
+ * whole device.
  */
 #include "tests/ranks/memory_rig.h"
 

@@ -18,8 +18,8 @@ struct memory_case {
     pthread_barrier_t meet; /* of all ranks */
 };
 
-/* rank->user is a memory_case. Forward keeps no more memory for each layer than its input in bf16 takes, and
- * the second and the third step have the same peak. */
+/* rank->user is a memory_case. Forward keeps no more memory for each layer than its input in bf16
+ * takes, and the second and the third step have the same peak. */
 void memory_body(struct rank *rank);
 
 #endif

@@ -13,8 +13,8 @@
 
 enum { LAYERS = 12, BATCHES = 2, SPANS = 512 };
 
-/* Memory of a GPU is kept for blocks of the same size: freeing it waits for everything on the device,
- * collectives included, which must not happen while the other rank still has to come. */
+/* Memory of a GPU is kept for blocks of the same size: freeing it waits for everything on the
+ * device, collectives included, which must not happen while the other rank still has to come. */
 struct store {
     struct block {
         void *memory;
@@ -538,8 +538,8 @@ static bool check_grads(struct run *run, int step, int layer)
     }
     const float slack =
         c->caller_dw ? 3e-2f : 0.0f; /* the same products added up by another kernel */
-    /* NCCL adds more than two ranks in an order of its own, and accumulators are rounded after each batch: a
-     * rounding for each addition and average, of the size of its terms */
+    /* NCCL adds more than two ranks in an order of its own, and accumulators are rounded after each
+     * batch: a rounding for each addition and average, of the size of its terms */
     const bool is_other = c->caller_dw || (ranks > 2 && !run->side.context->is_host);
     const float roundings = is_other ? (float)(ranks + 2) : 0.0f;
     const float rounding = roundings * (dtype == FP8_DTYPE_BF16 ? 0x1p-8f : 0x1p-24f);
@@ -619,9 +619,10 @@ static void one_step(struct run *run, int step)
     }
 }
 
-/* On a GPU all memory is taken and every product run once before the first step. What waits for the device
- * while it holds the driver's lock (an allocation, a kernel that is loaded at its first launch) would keep
- * the other rank, a thread of the same process, from the collective that this device waits for. */
+/* On a GPU all memory is taken and every product run once before the first step. What waits for the
+ * device while it holds the driver's lock (an allocation, a kernel that is loaded at its first
+ * launch) would keep the other rank, a thread of the same process, from the collective that this
+ * device waits for. */
 static void warm_up(struct run *run)
 {
     struct rank *rank = run->rank;

@@ -1,9 +1,9 @@
 /*
  * model_rig.h - steps of a model on every rank, compared bit by bit with unsharded layers.
  *
- * Each rank runs its own tokens through every layer of the bundle (each layer with inputs of its own), twice
- * per step, and then does the same with plain layers and whole weights: y and dx must have the same bits,
- * dw and dbias those of the sum over the ranks in ascending order.
+ * Each rank runs its own tokens through every layer of the bundle (each layer with inputs of its
+ * own), twice per step, and then does the same with plain layers and whole weights: y and dx must
+ * have the same bits, dw and dbias those of the sum over the ranks in ascending order.
  */
 #ifndef MODEL_RIG_H
 #define MODEL_RIG_H

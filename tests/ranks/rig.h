@@ -15,8 +15,8 @@
 #include "runtime/fp8_primitives.h"
 #include "runtime/fp8_device.h"
 
-/* One rank of a run. A body must not use cmocka's asserts, which belong to the main thread; it reports
- * with rank_check, whose first failure ranks_run fails with. */
+/* One rank of a run. A body must not use cmocka's asserts, which belong to the main thread; it
+ * reports with rank_check, whose first failure ranks_run fails with. */
 struct rank {
     int32_t rank, ranks;
     fp8_context *context;

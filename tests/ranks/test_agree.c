@@ -1,9 +1,10 @@
 /*
  * test_agree.c - a model of which one rank has something else: what every rank is told, at create.
  *
- * Two or three ranks are threads on the host. Their models differ in one field of one layer, or their
- * options in one; then all are told the field, the layer and both values, before anything is gathered. What
- * a rank may have to itself is no difference. And where one rank alone has no memory, no rank gets a model.
+ * Two or three ranks are threads on the host. Their models differ in one field of one layer, or
+ * their options in one; then all are told the field, the layer and both values, before anything is
+ * gathered. What a rank may have to itself is no difference. And where one rank alone has no
+ * memory, no rank gets a model.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -16,8 +17,8 @@
 
 enum { LAYERS = 2, TIMEOUT = 30 };
 
-/* Layers "l0", "l1", ... of one bundle: fields of a spec. Models have two layers: "a", which is the first of
- * these on all ranks, and "b", any of them. */
+/* Layers "l0", "l1", ... of one bundle: fields of a spec. Models have two layers: "a", which is the
+ * first of these on all ranks, and "b", any of them. */
 #define DELAYED(fields) "48, recipe = recipe.delayed { " fields " }"
 enum variant {
     PLAIN,

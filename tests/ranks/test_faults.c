@@ -1,10 +1,11 @@
 /*
- * test_faults.c - four ranks with a model, one of which does something else: what the others are told.
+ * test_faults.c - four ranks with a model, one of which does something else: what the others are
+ * told.
  *
- * Ranks are threads on the host. Rank 2 calls a backward twice, leaves between a gather and the product that
- * needs it, fails in a hook of its own, or just has other tokens than the others, which is no fault. On the
- * others a call fails with a sentence that names a rank and the collective; nothing waits for the timeout, and
- * the next run on new communicators is clean.
+ * Ranks are threads on the host. Rank 2 calls a backward twice, leaves between a gather and the
+ * product that needs it, fails in a hook of its own, or just has other tokens than the others,
+ * which is no fault. On the others a call fails with a sentence that names a rank and the
+ * collective; nothing waits for the timeout, and the next run on new communicators is clean.
  */
 #include <stdbool.h>
 #include <stdio.h>

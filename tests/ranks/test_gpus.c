@@ -1,5 +1,6 @@
 /*
- * test_gpus.c - weight parallel over the GPUs of one process, through NCCL: two of them, and up to eight.
+ * test_gpus.c - weight parallel over the GPUs of one process, through NCCL: two of them, and up to
+ * eight.
  *
  * The model's steps are compared bit by bit with unsharded layers on the same GPU; sums over the
  * ranks have one value with two ranks, and with more lie within the roundings that an order may

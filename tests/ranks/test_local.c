@@ -1,5 +1,6 @@
 /*
- * test_local.c - communicators of threads: what they compute, and that nothing hangs when a rank fails.
+ * test_local.c - communicators of threads: what they compute, and that nothing hangs when a rank
+ * fails.
  */
 #include <math.h>
 #include <stdbool.h>
@@ -176,7 +177,8 @@ static void refuse_body(struct rank *rank)
     rank_check(rank, fp8_comm_poll(rank->comm) == FP8_OK);
 }
 
-/* Four floats a rank, in memory for twice all of them. In place is this rank's piece and no other. */
+/* Four floats a rank, in memory for twice all of them. In place is this rank's piece and no
+ * other. */
 static void overlap_body(struct rank *rank)
 {
     enum { COUNT = 4 };

@@ -1,5 +1,6 @@
 /*
- * test_model.c - weight parallel against unsharded layers, on the host, for every way to run a model.
+ * test_model.c - weight parallel against unsharded layers, on the host, for every way to run a
+ * model.
  */
 #include <malloc.h>
 #include <stdbool.h>
@@ -13,7 +14,8 @@
 
 static char bundle[256];
 
-/* Uneven shards, empty ones, dims that are no multiple of anything, both dtypes of dw, scales of tiles. */
+/* Uneven shards, empty ones, dims that are no multiple of anything, both dtypes of dw, scales of
+ * tiles. */
 static const char spec[] = "return model \"shards\" { tokens = 16, layers = {\n"
                            "linear \"a\" { in_features = 72, out_features = 200, bias = true },\n"
                            "linear \"b\" { in_features = 128, out_features = 10 },\n"
@@ -74,8 +76,8 @@ static void test_slots(void **state)
         run(2, (struct model_case){ .tokens = 5, .steps = 1, .slots = slots, .give_bias = 1 });
 }
 
-/* Two slots, six layers, twice forward and backward: six gathers, then always the four whose weights are not
- * there at the turn; with three slots three. */
+/* Two slots, six layers, twice forward and backward: six gathers, then always the four whose
+ * weights are not there at the turn; with three slots three. */
 static void test_gathers(void **state)
 {
     (void)state;
@@ -167,8 +169,8 @@ static void test_hooked_recipes(void **state)
     ranks_bundle_drop(path);
 }
 
-/* Rows of w have scales of their own, columns those of all ranks' rows: two copies, gathered each for its
- * pass. */
+/* Rows of w have scales of their own, columns those of all ranks' rows: two copies, gathered each
+ * for its pass. */
 static void test_scales_by_row(void **state)
 {
     (void)state;
@@ -202,8 +204,8 @@ static void test_scales_by_row(void **state)
     ranks_bundle_drop(path);
 }
 
-/* Every shard has a scale of its own: nothing is reduced before weights are cast, and the unsharded layers have
- * the same groups. "c" beside them has one scale that all agree on. */
+/* Every shard has a scale of its own: nothing is reduced before weights are cast, and the unsharded
+ * layers have the same groups. "c" beside them has one scale that all agree on. */
 static void test_scales_by_shard(void **state)
 {
     (void)state;

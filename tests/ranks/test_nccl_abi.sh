@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# runtime/nccl_abi.h says what nccl.h says, where there is one: FP8_NCCL_INCLUDE, the compiler's own folders,
-# CUDA's, or the Python package's.
+# runtime/nccl_abi.h says what nccl.h says, where there is one: FP8_NCCL_INCLUDE, the compiler's own
+# folders, CUDA's, or the Python package's.
 set -u
 command -v cc >/dev/null || { echo "skip: no C compiler"; exit 77; }
 cuda=$(sed -n 's/^FP8GEN_CUDA_INCLUDE_DIR:[A-Z]*=//p' "$FP8_TEST_BUILD/CMakeCache.txt")

@@ -114,8 +114,8 @@ static bool has_rows(int i)
     return strncmp(shapes[i].recipe, "rowwise", 7) == 0;
 }
 
-/* The layer whose own quantisation a shape is compared with: a delayed weight with a given amax is what
- * current scaling makes of it. */
+/* The layer whose own quantisation a shape is compared with: a delayed weight with a given amax is
+ * what current scaling makes of it. */
 static int twin_of(int i)
 {
     return strcmp(shapes[i].recipe, "delayed") == 0 ? 4 : i;
@@ -377,8 +377,8 @@ static void compare_own(int32_t ranks)
 
 static int says_word(const char *word);
 
-/* FP8 bytes with a scale for each of two stretches: their cut is one of 128 rows, or the transposed copy would
- * have the first one's scale for rows of the other. */
+/* FP8 bytes with a scale for each of two stretches: their cut is one of 128 rows, or the transposed
+ * copy would have the first one's scale for rows of the other. */
 static void test_own_scales_imported(void **state)
 {
     (void)state;
@@ -572,7 +572,8 @@ static void test_pieces_refused(void **state)
     fp8_memory_free(context, weight.data);
 }
 
-/* A model whose creation runs out of memory anywhere leaves nothing behind; steps allocate nothing. */
+/* A model whose creation runs out of memory anywhere leaves nothing behind; steps allocate
+ * nothing. */
 static void test_no_memory(void **state)
 {
     (void)state;

@@ -1,9 +1,10 @@
 /*
- * test_state.c - histories of delayed scaling over ranks: with amax_group = "fsdp" those of one GPU that saw
- * the tokens of all, with "rank" each its own. A state goes on over another number of ranks.
+ * test_state.c - histories of delayed scaling over ranks: with amax_group = "fsdp" those of one GPU
+ * that saw the tokens of all, with "rank" each its own. A state goes on over another number of
+ * ranks.
  *
- * Rank r of RANKS has tokens of amplitude 64^r; the last one has none in the first step, and another comes
- * late to the all-reduce of the second.
+ * Rank r of RANKS has tokens of amplitude 64^r; the last one has none in the first step, and
+ * another comes late to the all-reduce of the second.
  */
 #include <stdbool.h>
 #include <stdio.h>
@@ -173,7 +174,8 @@ static fp8_status no_weight(void *user, const fp8_hook_request *request, fp8_wei
     return FP8_ERR_UNSUPPORTED;
 }
 
-/* What three ranks saved goes on with two: their amaxes are in the history until it has rolled over them. */
+/* What three ranks saved goes on with two: their amaxes are in the history until it has rolled over
+ * them. */
 static void test_another_sharding(void **state)
 {
     (void)state;

@@ -196,8 +196,8 @@ void rig_bundle_drop(const char *path, fp8_bundle *bundle);
 /* Layers "l0", "l1", ... of one bundle. */
 void rig_layers_open(struct rig_layers *layers, const struct rig_spec *specs, int count);
 void rig_layers_close(struct rig_layers *layers);
-/* Layers that the tests of a program share: opened by the setup of the first, closed by the teardown of
- * the last. */
+/* Layers that the tests of a program share: opened by the setup of the first, closed by the
+ * teardown of the last. */
 extern struct rig_layers rig_shared;
 int rig_shared_close(void **state);
 size_t rig_bytes(const struct rig_layer *layer, int64_t tokens, fp8_bytes which);
@@ -252,8 +252,8 @@ void rig_case_init(struct rig_case *c, const struct rig_layer *layer, int64_t to
 /* Allocates and fills: inputs lopsided and random, all else poison. The images may still be
  * changed. */
 void rig_case_make(struct rig_case *c);
-/* Pushes every image, then quantises the weight, runs forward and backward. With recipe "delayed" there
- * is a step before, so that the scales come from these tensors; it changes `version`. */
+/* Pushes every image, then quantises the weight, runs forward and backward. With recipe "delayed"
+ * there is a step before, so that the scales come from these tensors; it changes `version`. */
 void rig_case_run(struct rig_case *c);
 /* The parts of rig_case_run. */
 void rig_case_push(struct rig_case *c);

@@ -62,7 +62,8 @@ struct dot {
     double sum, size, square; /* of the terms, of their absolute values, of their squares */
 };
 
-/* Products of two values of FP8 or bf16 are exact in float32, up to its range; sums need float64. */
+/* Products of two values of FP8 or bf16 are exact in float32, up to its range; sums need
+ * float64. */
 static struct dot dot_of(const float *a, const float *b, int64_t depth)
 {
     enum { LANES = 16 };
@@ -181,8 +182,9 @@ static void judge(struct judgement *judgement, int64_t i, int64_t j)
     } else {
         rounding += fp32 ? 0x1p-149 : 0x1p-133;
     }
-    /* Of the terms' sizes, all added up. The numerics rules bound fast accumulation for centred data only;
-     * on data of one sign it loses 0.17 in the mean and up to 0.41 in an element at K = 65,536 (H200). */
+    /* Of the terms' sizes, all added up. The numerics rules bound fast accumulation for centred
+     * data only; on data of one sign it loses 0.17 in the mean and up to 0.41 in an element at K =
+     * 65,536 (H200). */
     double share = !p->fast || p->centred ? 4e-3 : depth > 28672 ? 0.6 : 0.3;
     double bound = share * dot.size + rounding;
     double error = got - want;

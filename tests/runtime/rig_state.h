@@ -1,6 +1,7 @@
 /*
- * rig_state.h - a small world for delayed scaling: one layer (or two), a state, tensors of one amplitude each,
- * so that every amax and every scale is known in advance. The state is looked at as its saved data.
+ * rig_state.h - a small world for delayed scaling: one layer (or two), a state, tensors of one
+ * amplitude each, so that every amax and every scale is known in advance. The state is looked at as
+ * its saved data.
  */
 #ifndef RIG_STATE_H
 #define RIG_STATE_H

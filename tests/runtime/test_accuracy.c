@@ -188,7 +188,8 @@ static void quantisation_costs_the_decibels_of_its_format(void **state)
     rig_layers_close(&layers);
 }
 
-/* A column of x times F, the column of w that it meets divided by F. Of the blocks one in 32 loses. */
+/* A column of x times F, the column of w that it meets divided by F. Of the blocks one in 32
+ * loses. */
 static void finer_scales_bear_larger_outliers(void **state)
 {
     (void)state;

@@ -1,12 +1,13 @@
 /*
  * test_delays.c - products whose warps come late at random: the race test of the generated GEMMs.
  *
- * racecheck does not follow mbarriers, so it has no verdict on these kernels. Here the templates are built
- * with a wait of random length (up to some microseconds) at every place where one warp meets another
- * (templates/stumble.cuh): before and after it waits for a stage, before it hands one back, passes its turn,
- * takes or publishes a tile, reuses a slab, sends one. Any order of events that the barriers allow comes up
- * over enough launches; all products must have the bits of the kernels without waits. And the test can
- * fail: with one barrier arrived at too early, which goes unnoticed without waits more often than not, it does.
+ * racecheck does not follow mbarriers, so it has no verdict on these kernels. Here the templates
+ * are built with a wait of random length (up to some microseconds) at every place where one warp
+ * meets another (templates/stumble.cuh): before and after it waits for a stage, before it hands one
+ * back, passes its turn, takes or publishes a tile, reuses a slab, sends one. Any order of events
+ * that the barriers allow comes up over enough launches; all products must have the bits of the
+ * kernels without waits. And the test can fail: with one barrier arrived at too early, which goes
+ * unnoticed without waits more often than not, it does.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +15,8 @@
 #include "gen/internal.h"
 #include "tests/runtime/rig_exact.h"
 
-/* In place of templates/stumble.cuh. One statement without a branch: ptxas would have every wgmma finish
- * before one. One wait in four is taken, of up to 2 us. */
+/* In place of templates/stumble.cuh. One statement without a branch: ptxas would have every wgmma
+ * finish before one. One wait in four is taken, of up to 2 us. */
 static const char waits[] =
     "#pragma once\n"
     "__device__ __forceinline__ void stumble() {\n"
@@ -32,8 +33,9 @@ static const char waits[] =
     "                 : \"=r\"(h)::\"memory\");\n"
     "}\n";
 
-/* A fault: the stage is handed back before it is multiplied, and not after. Each text of mainloop.cuh and what
- * takes its place; the waits behind it let the producer overwrite the stage. */
+/* A fault: the stage is handed back before it is multiplied, and not after. Each text of
+ * mainloop.cuh and what takes its place; the waits behind it let the producer overwrite the
+ * stage. */
 static const char *const faults[2][2] = {
     { "        mbarrier_wait(full(), at.phase);\n",
       "        mbarrier_wait(full(), at.phase);\n        hand_back(at.stage);\n" },
@@ -106,7 +108,8 @@ static void drop_templates(const char *folder)
 
 /* ---- one configuration, forward or the weight's gradient ---- */
 
-/* Few SMs, so that each makes many tiles; edges in every extent, rows of y of 8 bytes beyond whole 16. */
+/* Few SMs, so that each makes many tiles; edges in every extent, rows of y of 8 bytes beyond whole
+ * 16. */
 enum { M = 600, N = 652, K = 1160, SMS = 6 };
 
 struct watch {

@@ -1,10 +1,11 @@
 /*
  * test_endurance.c - what is used long and often leaks nothing: calls, layers, threads.
  *
- * After a warm-up, the resident memory of the process, its file descriptors and the device's free memory
- * stay where they are over 100,000 calls, 1,000 layers and 64 threads that each call once. And no call
- * waits for the device: behind a backlog of work it returns while that is still being done.
- * FP8_TEST_FULL=1: this is the only program on the device, so its free memory is looked at too.
+ * After a warm-up, the resident memory of the process, its file descriptors and the device's free
+ * memory stay where they are over 100,000 calls, 1,000 layers and 64 threads that each call once.
+ * And no call waits for the device: behind a backlog of work it returns while that is still being
+ * done. FP8_TEST_FULL=1: this is the only program on the device, so its free memory is looked at
+ * too.
  */
 #include <dirent.h>
 #include <pthread.h>
@@ -22,7 +23,7 @@ enum { CALLS = 100000 / SHARE, LAYERS = 1000 / SHARE, THREADS = 64 };
 
 static const struct rig_spec spec = { .out_features = 16, .in_features = 16, .bias = true };
 
-/* ---- what must not grow -------------------------------------------------------------------------- */
+/* ---- what must not grow ---------------------------------------------------------------------- */
 
 struct usage {
     long rss_kib;
@@ -78,7 +79,7 @@ static void compare(const char *what, struct usage before)
     assert_true(after.rss_kib <= before.rss_kib + RSS_SLACK_KIB);
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------ */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 static void many_calls(void **state)
 {
@@ -104,7 +105,7 @@ static void many_calls(void **state)
     rig_layers_close(&layers);
 }
 
-/* ---- layers ----------------------------------------------------------------------------------------- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
 static void many_layers(void **state)
 {
@@ -124,7 +125,7 @@ static void many_layers(void **state)
     rig_layers_close(&layers);
 }
 
-/* ---- threads ---------------------------------------------------------------------------------------- */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 static void *call_once(void *user)
 {
@@ -158,7 +159,7 @@ static void many_threads_once(void **state)
     rig_layers_close(&layers);
 }
 
-/* ---- waiting ---------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 /* Milliseconds of work for the device, in few calls. */
 static void enqueue_backlog(struct rig_block *block)

@@ -3,9 +3,9 @@
  *
  * The graph is captured before any of its passes ran in this process, so nothing may be left to be
  * loaded by a first call; then it is replayed with other inputs and weights each time, and every
- * output must have the bits that the same calls give without a graph. In every capture mode, by every
- * recipe. Whether a replay takes the weights anew is decided by a word on the device; scales and history
- * of delayed scaling advance once a replay.
+ * output must have the bits that the same calls give without a graph. In every capture mode, by
+ * every recipe. Whether a replay takes the weights anew is decided by a word on the device; scales
+ * and history of delayed scaling advance once a replay.
  *
  * The host backend has no graphs: there a replay is the same calls again, which checks the rest.
  */
@@ -17,7 +17,7 @@
 
 enum { LEVELS = 32, REPLAYS = 4 };
 
-/* ---- the driver's part ------------------------------------------------------------------------------- */
+/* ---- the driver's part ----------------------------------------------------------------------- */
 
 static struct {
     CUresult (*begin)(CUstream, CUstreamCaptureMode);
@@ -49,7 +49,7 @@ static const struct {
 };
 enum { MODES = sizeof modes / sizeof modes[0] };
 
-/* ---- the stack ----------------------------------------------------------------------------------------- */
+/* ---- the stack ------------------------------------------------------------------------------- */
 
 struct level {
     const struct rig_layer *layer;
@@ -142,7 +142,7 @@ static void free_stack(struct stack *s)
     fp8_state_destroy(s->state);
 }
 
-/* ---- a step -------------------------------------------------------------------------------------------- */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 static fp8_call call_of(const struct stack *s, int level)
 {
@@ -223,7 +223,7 @@ static void compare(struct stack *a, struct stack *b, const char *mode, int repl
     }
 }
 
-/* ---- a graph -------------------------------------------------------------------------------------------- */
+/* ---- a graph --------------------------------------------------------------------------------- */
 
 struct graph {
     CUgraphExec exec;
@@ -324,7 +324,7 @@ static void other_recipes(void **state)
     }
 }
 
-/* ---- calls that build, load, allocate or wait, inside a capture ------------------------------------------- */
+/* ---- calls that build, load, allocate or wait, inside a capture ------------------------------ */
 
 static void begin_capture(CUstream stream, int mode)
 {
@@ -355,7 +355,8 @@ static void refused_where_seen(CUstream blocking, int mode)
     end_capture(blocking);
 }
 
-/* rig.stream does not block others, and these calls do not name it: nothing is seen, nothing broken. */
+/* rig.stream does not block others, and these calls do not name it: nothing is seen, nothing
+ * broken. */
 static void made_where_not_seen(int mode)
 {
     const struct rig_spec spec = { .out_features = 64, .in_features = 64 };

@@ -1,7 +1,7 @@
 /*
- * test_handed.c - what a caller hands over or asks for by itself: amaxes, transposed copies, the tensors
- * of layers that multiply no FP8; and what each recipe refuses. Weights that are FP8 already are
- * test_import.c's.
+ * test_handed.c - what a caller hands over or asks for by itself: amaxes, transposed copies, the
+ * tensors of layers that multiply no FP8; and what each recipe refuses. Weights that are FP8
+ * already are test_import.c's.
  */
 #include <math.h>
 
@@ -152,8 +152,8 @@ static void amaxes_accumulate(void **state)
     source[FP8_ROLE_X].t.rows = M;
 }
 
-/* An amax of several ranks, larger than the tensor's own: of weights in bf16 and of fp32 masters, whose bytes
- * are casts of the fp32 values. */
+/* An amax of several ranks, larger than the tensor's own: of weights in bf16 and of fp32 masters,
+ * whose bytes are casts of the fp32 values. */
 static void weights_take_the_amax_of_an_optimizer(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /*
- * test_import.c - weights that are FP8 already: a fused [q; k; v] with one scale and with one a part,
- * whole and cut over two tensor-parallel ranks, by its rows and by its columns.
+ * test_import.c - weights that are FP8 already: a fused [q; k; v] with one scale and with one a
+ * part, whole and cut over two tensor-parallel ranks, by its rows and by its columns.
  *
  * All data are small whole numbers and scales have few bits, so that every sum is exact in float32
  * whatever its order: what ranks compute must be the bits of one GPU.

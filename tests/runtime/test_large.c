@@ -1,8 +1,9 @@
 /*
- * test_large.c - tensors of more than 2^31 elements: operands, outputs written by TMA and by threads.
+ * test_large.c - tensors of more than 2^31 elements: operands, outputs written by TMA and by
+ * threads.
  *
- * x repeats its first rows, so that references stay small; everything is exact (rig_exact.h). On the host
- * the extents are cut: a few rows show that the test itself is right.
+ * x repeats its first rows, so that references stay small; everything is exact (rig_exact.h). On
+ * the host the extents are cut: a few rows show that the test itself is right.
  */
 #include "runtime/fp8_format.h"
 #include "tests/runtime/rig_exact.h"

@@ -2,9 +2,9 @@
  * test_parts.c - a tensor quantised in parts, as ranks do, against the same tensor whole: the bytes
  * and scales that are put together are those of one GPU.
  *
- * Where one scale serves all parts, its amax is reduced over them: by fp8_amax for recipe "current",
- * through the running maxima of the states for "delayed". Rows, and blocks that no cut straddles,
- * need nothing.
+ * Where one scale serves all parts, its amax is reduced over them: by fp8_amax for recipe
+ * "current", through the running maxima of the states for "delayed". Rows, and blocks that no cut
+ * straddles, need nothing.
  */
 #include "runtime/fp8_format.h"
 #include "tests/runtime/rig.h"

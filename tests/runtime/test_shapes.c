@@ -193,8 +193,8 @@ static uint32_t launches_of(const struct rig_layer *layer, int64_t tokens)
     return dispatch.launches;
 }
 
-/* An x that fits on chip is quantised in one step, a larger one in two: the last and the first such M
- * give the same bytes by the rules. */
+/* An x that fits on chip is quantised in one step, a larger one in two: the last and the first such
+ * M give the same bytes by the rules. */
 static void one_step_where_a_tensor_fits_on_chip(void **state)
 {
     (void)state;

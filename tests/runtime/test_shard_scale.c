@@ -1,9 +1,10 @@
 /*
- * test_shard_scale.c - recipe current with a scale for each shard of w (weight_scale = "shard"): the unsharded
- * layer with the same groups, against float64.
+ * test_shard_scale.c - recipe current with a scale for each shard of w (weight_scale = "shard"):
+ * the unsharded layer with the same groups, against float64.
  *
- * rig_case_check does the looking: bytes and scales of both copies of w bit for bit, y and dx by the bounds of
- * the numerics rules. Over ranks the same is compared in tests/ranks and by `fp8gen run --fsdp`.
+ * rig_case_check does the looking: bytes and scales of both copies of w bit for bit, y and dx by
+ * the bounds of the numerics rules. Over ranks the same is compared in tests/ranks and by `fp8gen
+ * run --fsdp`.
  */
 #include <math.h>
 
@@ -13,7 +14,8 @@ static const uint8_t poisons[] = { 0xFF, 0x7E };
 
 /* ---- shapes ---- */
 
-/* Shards of one row of 128 and of several, the last one short, some empty; no dim a multiple of 16. */
+/* Shards of one row of 128 and of several, the last one short, some empty; no dim a multiple of
+ * 16. */
 static void odd_shapes(void **state)
 {
     (void)state;
@@ -141,8 +143,8 @@ static void copies_by_themselves(void **state)
 
 enum { SIDE = 256, HALF = 128, TOKENS = 64 };
 
-/* Decibels of columns [first, end) of out = x w^T, or with transposed of out = dy w, against float64 on the
- * tensors as they were. */
+/* Decibels of columns [first, end) of out = x w^T, or with transposed of out = dy w, against
+ * float64 on the tensors as they were. */
 static double decibels(const struct rig_case *c, bool backward, int64_t first, int64_t end)
 {
     const struct rig_tensor *a = &c->tensor[backward ? RIG_DY : RIG_X];

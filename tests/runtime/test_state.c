@@ -163,8 +163,8 @@ static void calibration_takes_the_tensors_own_amax_once(void **state)
 
 /* ---- amaxes that are handed over ---- */
 
-/* The scale that quantising `role` gives with the amax of these bits; its inverse and the amax taken
- * are looked at here. */
+/* The scale that quantising `role` gives with the amax of these bits; its inverse and the amax
+ * taken are looked at here. */
 static float scale_of_given(struct world *o, fp8_role role, float amax, float taken)
 {
     struct rig_operand operand;

@@ -1,6 +1,6 @@
 /*
- * test_state_alone.c - delayed scaling: what leaves a state alone: evaluation, recompute, calls without
- * tokens, zeros, other layers.
+ * test_state_alone.c - delayed scaling: what leaves a state alone: evaluation, recompute, calls
+ * without tokens, zeros, other layers.
  */
 #include <math.h>
 

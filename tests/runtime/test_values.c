@@ -201,15 +201,15 @@ static void expect_finite(const struct rig_tensor *tensor)
     }
 }
 
-/* On CUDA wgrad of recipe "block" is cuBLASLt's, which multiplies sums of 128 by dy's scale before x's: with
- * a dy beyond 5e33 they overflow on the way. */
+/* On CUDA wgrad of recipe "block" is cuBLASLt's, which multiplies sums of 128 by dy's scale before
+ * x's: with a dy beyond 5e33 they overflow on the way. */
 static float largest_value(int kind, int input)
 {
     return rig.cuda && kind == RIG_BLOCK && input == RIG_DY ? 4e33f : 3.3895e38f;
 }
 
-/* No product of sums and scales on the way may overflow that the result does not. Outputs are fp32: in
- * bf16 the error of all would be that of few roundings. */
+/* No product of sums and scales on the way may overflow that the result does not. Outputs are fp32:
+ * in bf16 the error of all would be that of few roundings. */
 static void one_large_value_in_each_input(void **state)
 {
     (void)state;
@@ -438,9 +438,9 @@ static void float32_ties_round_to_even(void **state)
     rig_tensor_free(&source);
 }
 
-/* With a scale that knows nothing of the tensor: what is beyond the largest value saturates, inf and NaN
- * stay visible, and what is below half the smallest value vanishes; every bf16 pattern, and float32 on
- * both sides of each limit. */
+/* With a scale that knows nothing of the tensor: what is beyond the largest value saturates, inf
+ * and NaN stay visible, and what is below half the smallest value vanishes; every bf16 pattern, and
+ * float32 on both sides of each limit. */
 static void values_beyond_the_scale_saturate(void **state)
 {
     (void)state;

@@ -179,7 +179,8 @@ static void check_gemm_kernel(const json_t *kernel)
     assert_int_equal(json_is_true(json_object_get(parameters, "add")), add);
 }
 
-/* The kernel's own, or that of a text for both formats, or for sums too, of which all else is the same. */
+/* The kernel's own, or that of a text for both formats, or for sums too, of which all else is the
+ * same. */
 static void check_entry(const json_t *kernels, const json_t *kernel, const char *name,
                         const char *entry)
 {

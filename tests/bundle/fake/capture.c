@@ -1,11 +1,11 @@
 /*
  * capture.c - captures and graphs of the fake libcuda.
  *
- * One capture at a time. Streams enter it by waiting for an event of it, and all that was enqueued on them
- * must be before the end of the first stream again, which is known from counts: every stream counts its
- * work and knows how much of every other stream's lies before it. Work is kept, and done when the graph is
- * launched, in the order in which it was enqueued. Threads beside the one that captures ask, too: a lock is
- * over the books.
+ * One capture at a time. Streams enter it by waiting for an event of it, and all that was enqueued
+ * on them must be before the end of the first stream again, which is known from counts: every
+ * stream counts its work and knows how much of every other stream's lies before it. Work is kept,
+ * and done when the graph is launched, in the order in which it was enqueued. Threads beside the
+ * one that captures ask, too: a lock is over the books.
  */
 #include <pthread.h>
 #include <stdlib.h>

@@ -29,7 +29,8 @@ struct fake_map {
 };
 #define FAKE_MAP_MAGIC 0x70616d20656b6166u
 
-/* Multiprocessors; a cooperative grid may have two CTAs on each, a cluster lies within a group of them. */
+/* Multiprocessors; a cooperative grid may have two CTAs on each, a cluster lies within a group of
+ * them. */
 #define FAKE_SMS 132
 #define FAKE_GPCS 6
 
@@ -51,8 +52,8 @@ struct fake_cuda {
     int64_t depth;  /* pushed and not popped */
     fake_parameter parameter;
     bool (*busy)(void); /* streams hang: NULL = never */
-    /* One capture at a time: what CUDA forbids while it lasts breaks it (in relaxed mode nothing does). What
-     * is captured is done when the graph is launched. */
+    /* One capture at a time: what CUDA forbids while it lasts breaks it (in relaxed mode nothing
+     * does). What is captured is done when the graph is launched. */
     void *captured;        /* the stream; NULL: none */
     bool captured_blocks;  /* it is a blocking stream */
     int capture_mode;      /* a CUstreamCaptureMode */

@@ -51,7 +51,8 @@ struct fake_event {
     unsigned clock[FAKE_MEMBERS]; /* what lies before it on every stream of the capture */
 };
 
-/* Something comes onto a stream. The legacy stream would wait for a blocking one that is captured. */
+/* Something comes onto a stream. The legacy stream would wait for a blocking one that is
+ * captured. */
 CUresult fake_enqueued(CUstream stream);
 /* As fake_cuda.record. */
 bool fake_keep(void *stream, void (*run)(void *data), const void *data, size_t bytes);

@@ -1,9 +1,9 @@
 /*
  * fake_nccl.h - NCCL between processes of one machine, without GPUs: memory that they share.
  *
- * Collectives are done when the call returns, if all ranks come within `patience`. Else the call returns
- * all the same, as NCCL's do, and the stream hangs (busy) until the communicator is aborted. Ranks that
- * call different collectives hang as well: NCCL compares nothing.
+ * Collectives are done when the call returns, if all ranks come within `patience`. Else the call
+ * returns all the same, as NCCL's do, and the stream hangs (busy) until the communicator is
+ * aborted. Ranks that call different collectives hang as well: NCCL compares nothing.
  */
 #ifndef FAKE_NCCL_H
 #define FAKE_NCCL_H

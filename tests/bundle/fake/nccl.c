@@ -259,8 +259,8 @@ struct job {
     size_t count;
 };
 
-/* This rank's contribution into the shared buffer, then a wait for the others'. As in NCCL each rank alone
- * chooses its kernel by where its memory lies, and different kernels do not meet. */
+/* This rank's contribution into the shared buffer, then a wait for the others'. As in NCCL each
+ * rank alone chooses its kernel by where its memory lies, and different kernels do not meet. */
 static bool meet(const struct job *job, size_t bytes)
 {
     struct comm *comm = job->comm;
