@@ -526,7 +526,7 @@ static void drop_window(struct nccl *nccl, struct window *window)
     pthread_mutex_unlock(&comm->lock);
     if (!window->is_nccl)
         fp8_memory_free(comm->context, window->memory);
-    else if (!nccl->is_stuck) /* an abort that does not end still has it */
+    else if (!comm->context->is_stuck) /* an abort that does not end still has it */
         (void)nccl->table->mem_free(window->memory);
     *window = (struct window){ .memory = NULL };
 }

@@ -45,7 +45,6 @@ struct nccl {
     bool is_blocking; /* calls launch before they return; else a thread of NCCL's does, in 30 us */
     _Atomic int64_t calling_since; /* microseconds on the clock; 0: not in a call of NCCL's */
     atomic_bool is_late;           /* the watcher has aborted what a call hangs in */
-    atomic_bool is_stuck;          /* an abort has not come back: a copy engine waits */
     pthread_t watcher;
     bool watching;
     bool stop;

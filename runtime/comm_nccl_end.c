@@ -3,8 +3,9 @@
  *
  * NCCL's kernels look at a flag that an abort sets, and leave. A copy engine that waits for a rank
  * does not: an abort then frees memory, which waits for the device, and never comes back. So it
- * runs on a thread of its own and is waited for a little while only. What an abort that is stuck
- * may still use stays as it is.
+ * runs on a thread of its own and is waited for a little while only. From then on the context is
+ * stuck: what an abort may still use stays as it is, and so does all whose release waits for the
+ * device (memory, modules, the primary context), until the process ends.
  */
 #include <signal.h>
 #include <time.h>
@@ -86,7 +87,7 @@ bool fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds)
     if (is_done)
         release_ending(ending);
     else
-        nccl->is_stuck = true;
+        nccl->comm.context->is_stuck = true;
     return is_done;
 }
 

@@ -186,7 +186,7 @@ void fp8_context_destroy(fp8_context *context)
         return;
     fp8_registry_destroy(context->registry);
     fp8_pool_destroy(context->pool);
-    if (context->primary) {
+    if (context->primary && !context->is_stuck) {
         struct fp8_uncaptured entered;
         if (context->lt && fp8_uncaptured_enter(context, NULL, NULL, &entered) == FP8_OK) {
             fp8_lt_destroy(context->lt);

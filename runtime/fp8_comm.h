@@ -162,7 +162,12 @@ typedef struct fp8_comm_info {
     const char *transport;   /* "nccl", "local" */
     const char *path; /* of NCCL, "" if not known; lives as long as the comm, like the next */
     const char *name;
-    uint64_t reserved[4];
+    /* 1: a copy engine waits for a rank that has gone, and nothing ends that. Whatever is released
+     * on this context from now on stays as it is, and fp8_stream_synchronize refuses; other calls
+     * of CUDA's that wait for the device never return. End the process by _exit. */
+    uint32_t is_stuck;
+    uint32_t reserved0;
+    uint64_t reserved[3];
 } fp8_comm_info;
 
 FP8_API fp8_status fp8_comm_describe(const fp8_comm *comm, fp8_comm_info *info);

@@ -159,7 +159,7 @@ void fp8_memory_free(fp8_context *context, void *memory)
         return;
     }
     struct fp8_uncaptured entered;
-    if (fp8_uncaptured_enter(context, NULL, NULL, &entered) != FP8_OK)
+    if (context->is_stuck || fp8_uncaptured_enter(context, NULL, NULL, &entered) != FP8_OK)
         return;
     (void)context->driver->mem_free(device_pointer(memory));
     fp8_uncaptured_leave(context, &entered);
@@ -242,6 +242,9 @@ fp8_status fp8_stream_synchronize(fp8_context *context, fp8_stream stream)
         return null_argument("stream_synchronize", "context");
     if (context->is_host)
         return FP8_OK;
+    if (context->is_stuck)
+        return fp8_fail(FP8_ERR_COMM, "stream_synchronize: the device waits for a rank that does not "
+                                      "come, and never ends; end this process");
     struct fp8_uncaptured entered;
     FP8_TRY(fp8_uncaptured_enter(context, "stream_synchronize", stream, &entered));
     CUresult result = context->driver->stream_synchronize(stream);

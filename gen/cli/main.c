@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "gen/cli/cli.h"
+#include "gen/cli/ranks.h"
 
 #define MAX_COMMANDS 32
 
@@ -274,5 +275,8 @@ int main(int argc, char **argv)
         cli_hint("'fp8gen help' lists the commands; 'fp8gen check SPEC' is a good first one");
         code = CLI_USAGE;
     }
-    return cli_output_close(code);
+    code = cli_output_close(code);
+    if (cli_ranks_are_stuck())
+        _Exit(code);
+    return code;
 }

@@ -8,6 +8,7 @@
  * no module is loaded while a collective runs.
  */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -153,8 +154,16 @@ static int join(struct crew *crew, struct cli_rank *rank)
     return status ? cli_fp8_failed(status, "rank %d: joining the others", rank->rank) : CLI_DONE;
 }
 
+/* A rank's GPU waits for another that has gone. */
+static atomic_bool stuck;
+
+bool cli_ranks_are_stuck(void) { return stuck; }
+
 static void close_rank(struct crew *crew, struct cli_rank *rank)
 {
+    fp8_comm_info info = { .size = sizeof info };
+    if (rank->comm && fp8_comm_describe(rank->comm, &info) == FP8_OK && info.is_stuck)
+        stuck = true;
     fp8_comm_destroy(rank->comm);
     fp8_bundle_close(rank->bundle);
     if (rank->rank != crew->all->first) /* that device is the command's */

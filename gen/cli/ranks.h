@@ -35,6 +35,9 @@ void cli_ranks_close(struct cli_ranks *all);
  * CLI_DONE. */
 int cli_ranks_run(struct cli_ranks *all, const char *path,
                   int (*work)(struct cli_rank *rank, void *user), void *user);
+/* Whether the GPU of a rank waits for one that has gone: the process then ends by _Exit, for exit waits
+ * for the GPU. */
+bool cli_ranks_are_stuck(void);
 /* values[i] = maximum over ranks, in host memory; count <= 64. */
 int cli_rank_max(struct cli_rank *rank, float *values, int count);
 /* Every rank's `bytes` from host memory, in order of rank, into all[ranks * bytes]. */

@@ -174,9 +174,10 @@ static void test_killed(void **state)
 /* As after a gather by copy engines: the stream stays busy, and NCCL's abort waits for it. */
 static int stuck(struct process *p)
 {
-    void *memory = NULL;
+    void *memory = NULL, *other = NULL;
     CHECK(process_join(p) == FP8_OK);
     CHECK(fp8_comm_alloc(p->comm, 4096, &memory) == FP8_OK);
+    CHECK(fp8_memory_alloc(p->context, 4096, &other) == FP8_OK);
     if (p->rank == 1)
         raise(SIGKILL);
     fake_nccl()->is_stuck = true;
@@ -184,10 +185,17 @@ static int stuck(struct process *p)
     const fp8_gather_part part = { memory, memory, 8 };
     CHECK(fp8_comm_all_gather(p->comm, &part, 1, "w of layer 'qkv'", NULL) == FP8_OK);
     CHECK(fp8_comm_wait(p->comm, NULL) == FP8_ERR_TIMEOUT);
+    fp8_comm_info info = { .size = sizeof info };
+    CHECK(fp8_comm_describe(p->comm, &info) == FP8_OK && info.is_stuck == 1);
     CHECK(process_says("rank 0 of 2 ('fsdp')") && process_says("all_gather of w of layer 'qkv'") &&
           process_says("end this process"));
+    const int64_t live = bundle_fake_cuda()->live;
     fp8_comm_free(p->comm, memory);
+    fp8_memory_free(p->context, other);
+    CHECK(bundle_fake_cuda()->live == live); /* CUDA would wait for the device */
+    CHECK(fp8_stream_synchronize(p->context, NULL) == FP8_ERR_COMM);
     fp8_comm_destroy(p->comm);
+    fp8_context_destroy(p->context);
     CHECK(process_now() - start < p->timeout * 2 + 3);
     CHECK(__atomic_load_n(&fake_nccl()->aborts, __ATOMIC_RELAXED) ==
           1);                      /* it is still under way, */
