@@ -16,7 +16,7 @@
 
 #include "runtime/bundle_format.h"
 
-/* ---- archs ---------------------------------------------------------------------------------------- */
+/* ---- archs ----------------------------------------------------------------------------------- */
 
 /* The kernels need cvt to FP8 and max.s16x2: compute capability 9.0 or newer. */
 static const char *const known_archs[] = {
@@ -77,7 +77,7 @@ static fp8gen_status parse_archs(struct fp8gen *gen, const char *text, struct ar
     }
 }
 
-/* ---- the manifest --------------------------------------------------------------------------------- */
+/* ---- the manifest ---------------------------------------------------------------------------- */
 
 static bool add_archs(const struct fp8gen *gen, json_t *manifest, const struct archs *archs)
 {
@@ -167,7 +167,7 @@ static fp8gen_status write_manifest(struct fp8gen *gen, struct gen_bundle_dir *d
     return status;
 }
 
-/* ---- the build ------------------------------------------------------------------------------------ */
+/* ---- the build ------------------------------------------------------------------------------- */
 
 static fp8gen_status check_options(struct fp8gen *gen, const fp8gen_build_options *options,
                                    struct archs *archs)

@@ -6,8 +6,8 @@
  * reader sees the old bundle or the new one; where the file system cannot do that, the old one is
  * moved aside first.
  *
- * The new folder is locked while it is written (flock), so that the next build of the same target can
- * tell what a killed one left and removes it.
+ * The new folder is locked while it is written (flock), so that the next build of the same target
+ * can tell what a killed one left and removes it.
  *
  * What is removed is only ever what a bundle consists of: manifest.json and kernels/\*.cubin. A
  * folder with anything else in it is never replaced. Knows nothing of what the files mean beyond
@@ -44,7 +44,7 @@ static fp8gen_status fail_system(struct fp8gen *gen, const char *what, const cha
                     strerror(error));
 }
 
-/* ---- what a folder holds ------------------------------------------------------------------------- */
+/* ---- what a folder holds --------------------------------------------------------------------- */
 
 static bool has_suffix(const char *name, const char *suffix)
 {
@@ -128,7 +128,7 @@ static fp8gen_status check_target(struct fp8gen *gen, const char *target)
     return FP8GEN_OK;
 }
 
-/* ---- removing ------------------------------------------------------------------------------------- */
+/* ---- removing -------------------------------------------------------------------------------- */
 
 static void remove_entries(int folder, bool in_kernels)
 {
@@ -177,7 +177,7 @@ static void let_go(const struct gen_bundle_dir *dir)
         dir->guard(dir->guard_user, 0, dir->temporary);
 }
 
-/* ---- begin ---------------------------------------------------------------------------------------- */
+/* ---- begin ----------------------------------------------------------------------------------- */
 
 /* Splits the target into folder and name; resolves a symbolic link to where it points. */
 static fp8gen_status split_target(struct fp8gen *gen, const char *target,
@@ -199,7 +199,7 @@ static fp8gen_status split_target(struct fp8gen *gen, const char *target,
     return FP8GEN_OK;
 }
 
-/* ---- what killed builds left ---------------------------------------------------------------------- */
+/* ---- what killed builds left ----------------------------------------------------------------- */
 
 enum { RANDOM_LENGTH = 6 }; /* of mkdtemp */
 
@@ -251,8 +251,8 @@ static void unlock(struct gen_bundle_dir *dir)
     dir->locked = false;
 }
 
-/* False if another build has taken the new folder for left. A file system without locks locks nothing,
- * and then nothing can be told to be left either. */
+/* False if another build has taken the new folder for left. A file system without locks locks
+ * nothing, and then nothing can be told to be left either. */
 static bool lock_temporary(struct gen_bundle_dir *dir)
 {
     struct stat info;
@@ -315,7 +315,7 @@ void gen_bundle_abandon(struct gen_bundle_dir *dir)
     let_go(dir);
 }
 
-/* ---- write ---------------------------------------------------------------------------------------- */
+/* ---- write ----------------------------------------------------------------------------------- */
 
 static int write_all(int fd, const char *data, size_t size)
 {
@@ -348,7 +348,7 @@ fp8gen_status gen_bundle_write(struct gen_bundle_dir *dir, const char *name, con
     return error == 0 ? FP8GEN_OK : fail_system(dir->gen, "write", path, error);
 }
 
-/* ---- commit --------------------------------------------------------------------------------------- */
+/* ---- commit ---------------------------------------------------------------------------------- */
 
 static int sync_folder(const char *path)
 {
@@ -369,7 +369,8 @@ static int open_rights(const char *path)
     return chmod(path, 0777 & ~mask) != 0 ? errno : 0;
 }
 
-/* Without RENAME_EXCHANGE: moves the old one aside, and back if the new one cannot take its place. */
+/* Without RENAME_EXCHANGE: moves the old one aside, and back if the new one cannot take its
+ * place. */
 static int replace_in_two_steps(struct gen_bundle_dir *dir)
 {
     const char *aside = arena_printf(&dir->gen->arena, "%s.old", dir->temporary);
@@ -386,7 +387,8 @@ static int replace_in_two_steps(struct gen_bundle_dir *dir)
     return 0;
 }
 
-/* Puts the new folder in place; what is in `temporary` afterwards is the old one, if there was one. */
+/* Puts the new folder in place; what is in `temporary` afterwards is the old one, if there was
+ * one. */
 static int put_in_place(struct gen_bundle_dir *dir)
 {
     for (int tries = 0; tries < 16; tries++) {

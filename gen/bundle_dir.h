@@ -2,8 +2,9 @@
  * bundle_dir.h - the folder of a bundle: written aside, then put in its place in one step.
  *
  * Between gen_bundle_begin and gen_bundle_commit everything lies in a temporary folder beside the
- * target. gen_bundle_abandon removes it and may be called at any time, also after a commit; it must be
- * called in the end. What a killed build of the same target left there is removed by the next begin.
+ * target. gen_bundle_abandon removes it and may be called at any time, also after a commit; it must
+ * be called in the end. What a killed build of the same target left there is removed by the next
+ * begin.
  */
 #ifndef FP8GEN_BUNDLE_DIR_H
 #define FP8GEN_BUNDLE_DIR_H

@@ -20,7 +20,7 @@
 #define CUBIN "kernel.cubin"
 #define LOG "log.txt"
 
-/* ---- keys ------------------------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 static int by_name(const void *a, const void *b)
 {
@@ -87,7 +87,7 @@ static bool make_key(const struct gen_nvrtc *nvrtc, const struct gen_job *job, s
     return good && !key->failed;
 }
 
-/* ---- what stays in memory ----------------------------------------------------------------------------- */
+/* ---- what stays in memory -------------------------------------------------------------------- */
 
 struct kept {
     struct kept *next;
@@ -154,7 +154,7 @@ static void keep(const struct gen_entry *entry, const struct gen_job *job)
     gen_shared_unlock();
 }
 
-/* ---- hit and miss ------------------------------------------------------------------------------------- */
+/* ---- hit and miss ---------------------------------------------------------------------------- */
 
 static void take_file(void *user, const char *file, void *data, size_t size)
 {

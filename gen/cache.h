@@ -11,15 +11,16 @@
 
 #include <sys/types.h>
 
-/* As gen_compile, but out of the cache if the same text was compiled before by the same NVRTC with the same
- * options. Whatever is wrong with the cache, the job gets what gen_compile would give it. */
+/* As gen_compile, but out of the cache if the same text was compiled before by the same NVRTC with
+ * the same options. Whatever is wrong with the cache, the job gets what gen_compile would give
+ * it. */
 void gen_cached_compile(const struct gen_store *store, const struct gen_nvrtc *nvrtc,
                         struct gen_job *job);
 
 /* jit.c: sets what fp8gen_jit_error returns to this thread, and returns status. */
 fp8gen_status gen_jit_fail(fp8gen_status status, const char *format, ...) GEN_PRINTF(2, 3);
 
-/* ---- jit_private.c ------------------------------------------------------------------------------- */
+/* ---- jit_private.c --------------------------------------------------------------------------- */
 
 #define GEN_BUNDLE_FOLDER "bundle"
 
@@ -37,10 +38,10 @@ bool gen_private_find(const char *hash, struct buf *path);
 struct gen_private_bundle *gen_private_begin(const char *hash);
 void gen_private_end(struct gen_private_bundle *made, bool keep);
 
-/* ---- turns.c ------------------------------------------------------------------------------------- */
+/* ---- turns.c --------------------------------------------------------------------------------- */
 
-/* The lock of all that the threads of this process share; held for a moment, never while another lock is
- * taken. A fork finds it free. */
+/* The lock of all that the threads of this process share; held for a moment, never while another
+ * lock is taken. A fork finds it free. */
 void gen_shared_lock(void);
 void gen_shared_unlock(void);
 
@@ -49,8 +50,8 @@ void gen_shared_unlock(void);
 bool gen_flight_enter(const char hash[33]);
 void gen_flight_leave(const char hash[33]);
 
-/* Around a compilation: at most one per core runs at a time, however many builds do, and none during a
- * fork. */
+/* Around a compilation: at most one per core runs at a time, however many builds do, and none
+ * during a fork. */
 void gen_slot_take(void);
 void gen_slot_give(void);
 

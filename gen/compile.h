@@ -40,7 +40,7 @@ struct gen_job {
         *kept_at; /* the folder with source and log of a kernel that did not compile; NULL = none */
 };
 
-/* ---- nvrtc.c ------------------------------------------------------------------------------------- */
+/* ---- nvrtc.c --------------------------------------------------------------------------------- */
 
 /* Opens NVRTC once per session; reports what was searched, or that it is too old. */
 fp8gen_status gen_nvrtc_open(struct fp8gen *gen);
@@ -54,14 +54,14 @@ const char *gen_nvrtc_version(const struct gen_nvrtc *nvrtc);
 const char *const *gen_nvrtc_options(void);
 void gen_job_free(struct gen_job *job);
 
-/* ---- nvrtc_log.c --------------------------------------------------------------------------------- */
+/* ---- nvrtc_log.c ----------------------------------------------------------------------------- */
 
 /* FP8GEN_OK if the job has a good cubin; else reports its errors at the templates' lines, those in
- * `seen` left out and the others added. Spilled registers, C7508 (setmaxnreg ignored) and C7510 (wgmma
- * serialised) are errors. */
+ * `seen` left out and the others added. Spilled registers, C7508 (setmaxnreg ignored) and C7510
+ * (wgmma serialised) are errors. */
 fp8gen_status gen_check_job(struct fp8gen *gen, const struct gen_job *job, struct buf *seen);
 
-/* ---- compile.c ----------------------------------------------------------------------------------- */
+/* ---- compile.c ------------------------------------------------------------------------------- */
 
 struct gen_store;
 
@@ -73,12 +73,12 @@ struct gen_jobs {
 
 typedef void (*gen_progress)(void *user, const char *kernel, int32_t done, int32_t total);
 
-/* One job for each text (kernels of one entry share it) and each arch that it exists for; archs ends in
- * NULL. */
+/* One job for each text (kernels of one entry share it) and each arch that it exists for; archs
+ * ends in NULL. */
 fp8gen_status gen_make_jobs(struct fp8gen *gen, const struct gen_plan *plan,
                             const char *const *archs, struct gen_jobs *jobs);
-/* Compiles them on `threads` threads (0 = all cores); progress (may be NULL) is called on the caller's
- * thread. Then checks each, in order. gen_jobs_free afterwards in any case. */
+/* Compiles them on `threads` threads (0 = all cores); progress (may be NULL) is called on the
+ * caller's thread. Then checks each, in order. gen_jobs_free afterwards in any case. */
 fp8gen_status gen_run_jobs(struct fp8gen *gen, struct gen_jobs *jobs, int32_t threads,
                            gen_progress progress, void *user);
 void gen_jobs_free(struct gen_jobs *jobs);

@@ -137,23 +137,24 @@ typedef struct fp8gen_build_options {
         }                                                                                          \
     }
 
-/* Compiles the kernels and writes the bundle: into a temporary folder beside output_dir, renamed at the
- * end, so that a failed build leaves nothing and an older bundle stays whole. An existing output_dir is
- * replaced only if it is empty or a bundle in which nothing else lies.
- * FP8GEN_ERR_ARGUMENT: unknown arch (the message lists the known ones), an output_dir that may not be
- * replaced; FP8GEN_ERR_MACHINE: no NVRTC, disk full; FP8GEN_ERR_INTERNAL: a kernel did not compile,
- * spilled registers or was otherwise refused (the NVRTC log with template lines is in the diagnostics);
- * FP8GEN_ERR_SPEC: the same, with templates of template_dir. */
+/* Compiles the kernels and writes the bundle: into a temporary folder beside output_dir, renamed at
+ * the end, so that a failed build leaves nothing and an older bundle stays whole. An existing
+ * output_dir is replaced only if it is empty or a bundle in which nothing else lies.
+ * FP8GEN_ERR_ARGUMENT: unknown arch (the message lists the known ones), an output_dir that may not
+ * be replaced; FP8GEN_ERR_MACHINE: no NVRTC, disk full; FP8GEN_ERR_INTERNAL: a kernel did not
+ * compile, spilled registers or was otherwise refused (the NVRTC log with template lines is in the
+ * diagnostics); FP8GEN_ERR_SPEC: the same, with templates of template_dir. */
 FP8GEN_API fp8gen_status fp8gen_build(fp8gen *gen, const fp8gen_build_options *options);
 
-/* One line for each field of the spec: name, type, range, default, doc; the README's table. Static. */
+/* One line for each field of the spec: name, type, range, default, doc; the README's table.
+ * Static. */
 FP8GEN_API fp8gen_status fp8gen_schema(fp8gen *gen, const char **text);
 
 /* Opens NVRTC as a build would. *path and *version ("13.0") live as long as the session.
  * FP8GEN_ERR_MACHINE: not found; the diagnostics say what was searched. */
 FP8GEN_API fp8gen_status fp8gen_nvrtc(fp8gen *gen, const char **path, const char **version);
 
-/* ---- JIT: bundles made when they are needed ----------------------------------------------------- */
+/* ---- JIT: bundles made when they are needed -------------------------------------------------- */
 
 typedef struct fp8gen_jit_options {
     uint32_t size;
@@ -191,8 +192,8 @@ FP8GEN_API fp8gen_status fp8gen_jit_bundle(const fp8gen_jit_options *options, co
                                            const char *spec, size_t length, char *path,
                                            size_t path_bytes);
 
-/* The diagnostics of this thread's last failed fp8gen_jit_* or fp8gen_cache_* call, or of fp8gen_open's
- * arguments (cut at 8 KiB); "" if there was none. Valid until its next one. */
+/* The diagnostics of this thread's last failed fp8gen_jit_* or fp8gen_cache_* call, or of
+ * fp8gen_open's arguments (cut at 8 KiB); "" if there was none. Valid until its next one. */
 FP8GEN_API const char *fp8gen_jit_error(void);
 
 /* A provider for fp8_context_set_provider of runtime/fp8.h: layers that no bundle has are built by
@@ -202,7 +203,7 @@ struct fp8_layer_description;
 FP8GEN_API int fp8gen_jit_provider(void *user, const struct fp8_layer_description *description,
                                    char *path, size_t path_bytes);
 
-/* ---- the cache on disk -------------------------------------------------------------------------- */
+/* ---- the cache on disk ----------------------------------------------------------------------- */
 /* dir as fp8gen_jit_options.cache_dir. fp8gen_jit_error has what went wrong. */
 
 FP8GEN_API fp8gen_status fp8gen_cache_path(const char *dir, char *path, size_t path_bytes);

@@ -24,7 +24,7 @@
 
 static const fp8gen_jit_options default_options = FP8GEN_JIT_OPTIONS_INIT;
 
-/* ---- errors --------------------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static _Thread_local char last_error[8192];
 
@@ -56,7 +56,7 @@ static fp8gen_status close_session(fp8gen *gen, fp8gen_status status)
     return status;
 }
 
-/* ---- the key ---------------------------------------------------------------------------------------------- */
+/* ---- the key --------------------------------------------------------------------------------- */
 
 struct request {
     const fp8gen_jit_options *options;
@@ -183,7 +183,7 @@ static fp8gen_status make_key(const struct request *request, struct buf *key)
     return status == FP8GEN_OK && key->failed ? fail_memory() : status;
 }
 
-/* ---- building ----------------------------------------------------------------------------------------------- */
+/* ---- building -------------------------------------------------------------------------------- */
 
 static fp8gen_status build(const struct request *request, const char *output)
 {
@@ -228,8 +228,8 @@ static int adopt_bundle(struct gen_writer *writer)
     return error != 0 ? error : gen_writer_adopt(writer, GEN_BUNDLE_FOLDER "/" FP8_BUNDLE_MANIFEST);
 }
 
-/* Builds into the cache. *error: what the folder of the cache refuses; then the bundle may still be built
- * elsewhere. */
+/* Builds into the cache. *error: what the folder of the cache refuses; then the bundle may still be
+ * built elsewhere. */
 static fp8gen_status build_cached(const struct request *request, const struct gen_entry *entry,
                                   int *error)
 {
@@ -273,7 +273,7 @@ static fp8gen_status build_private(const struct request *request, const struct g
     return status;
 }
 
-/* ---- one bundle ----------------------------------------------------------------------------------------------- */
+/* ---- one bundle ------------------------------------------------------------------------------ */
 
 static enum gen_found find(const struct request *request, const struct gen_entry *entry,
                            struct buf *path)
@@ -292,7 +292,8 @@ static enum gen_found find(const struct request *request, const struct gen_entry
     return GEN_FOUND;
 }
 
-/* In the cache. *error as of build_cached; path stays empty if the bundle is not there afterwards. */
+/* In the cache. *error as of build_cached; path stays empty if the bundle is not there
+ * afterwards. */
 static fp8gen_status make_cached(const struct request *request, const struct gen_entry *entry,
                                  struct buf *path, int *error)
 {

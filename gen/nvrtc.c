@@ -36,7 +36,7 @@ struct gen_nvrtc {
     nvrtcResult (*log)(nvrtcProgram, char *);
 };
 
-/* ---- opening ------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static const char *const sonames[] = { "libnvrtc.so.13", "libnvrtc.so.12", NULL };
 static const struct fp8_dynlib_spec nvrtc_spec = { "NVRTC", "FP8_NVRTC_PATH", sonames, true };
@@ -112,7 +112,8 @@ fp8gen_status gen_nvrtc_open(struct fp8gen *gen)
     return status;
 }
 
-/* The library stays open: it keeps threads and statics of its own, and the next session wants it. */
+/* The library stays open: it keeps threads and statics of its own, and the next session wants
+ * it. */
 void gen_nvrtc_free(struct fp8gen *gen)
 {
     gen->nvrtc = NULL;
@@ -157,7 +158,7 @@ fp8gen_status fp8gen_nvrtc(fp8gen *gen, const char **path, const char **version)
     return status;
 }
 
-/* ---- one compilation ----------------------------------------------------------------------------- */
+/* ---- one compilation ------------------------------------------------------------------------- */
 
 /* Fetches the log, whatever became of the compilation. */
 static void take_log(const struct gen_nvrtc *nvrtc, nvrtcProgram program, struct gen_job *job)

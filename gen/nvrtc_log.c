@@ -76,7 +76,7 @@ static void report(struct reader *reader, struct gen_diag *diag)
     gen_report(reader->gen, diag);
 }
 
-/* ---- errors of the compiler: "amax.cu(12): error: identifier ..." --------------------------------- */
+/* ---- errors of the compiler: "amax.cu(12): error: identifier ..." ---------------------------- */
 
 struct place {
     const char *file;
@@ -130,8 +130,8 @@ static bool line_is(const struct gen_text *text, int64_t number, const char *byt
     return at != NULL && strcspn(at, "\n") == size && memcmp(at, bytes, size) == 0;
 }
 
-/* The compiler shows the line it read, two spaces in, and a caret below. 0 if that is not the line of
- * the template. */
+/* The compiler shows the line it read, two spaces in, and a caret below. 0 if that is not the line
+ * of the template. */
 static int64_t column_of(const char *rest, const struct gen_text *text, int64_t number)
 {
     struct line shown, caret;
@@ -157,7 +157,7 @@ static void report_place(struct reader *reader, const struct place *place, const
     report(reader, &diag);
 }
 
-/* ---- errors of ptxas and of NVRTC itself ---------------------------------------------------------- */
+/* ---- errors of ptxas and of NVRTC itself ----------------------------------------------------- */
 
 static void report_plain(struct reader *reader, const struct line *line)
 {
@@ -187,7 +187,7 @@ static void read_errors(struct reader *reader)
     }
 }
 
-/* ---- kernels that compiled but are refused -------------------------------------------------------- */
+/* ---- kernels that compiled but are refused --------------------------------------------------- */
 
 /* The number before `word` in the line, 0 if it is not there. */
 static long number_before(const struct line *line, const char *word)
@@ -233,7 +233,7 @@ static void read_refusals(struct reader *reader)
     }
 }
 
-/* ---- the verdict ----------------------------------------------------------------------------------- */
+/* ---- the verdict ----------------------------------------------------------------------------- */
 
 /* Failures that no text can cause. */
 static fp8gen_status machine_failure(struct reader *reader)

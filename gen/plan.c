@@ -19,7 +19,7 @@
 
 #define KEY_PLAN "fp8gen.plan"
 
-/* ---- Lua to JSON --------------------------------------------------------------------------------- */
+/* ---- Lua to JSON ----------------------------------------------------------------------------- */
 
 struct slot {
     json_t **root;      /* where a value without a parent goes */
@@ -44,8 +44,8 @@ static json_t *attach(lua_State *L, struct slot slot, json_t *value)
 
 static void convert(lua_State *L, int index, struct slot slot);
 
-/* A table with an element 1 is an array, and so is one with a metatable (an empty array); any other an
- * object. */
+/* A table with an element 1 is an array, and so is one with a metatable (an empty array); any other
+ * an object. */
 static void convert_table(lua_State *L, int index, struct slot slot)
 {
     luaL_checkstack(L, 4, "plan is too deep");
@@ -100,7 +100,7 @@ static void convert(lua_State *L, int index, struct slot slot)
     }
 }
 
-/* ---- the facts of the bundle format -------------------------------------------------------------- */
+/* ---- the facts of the bundle format ---------------------------------------------------------- */
 
 static const char type_pointer[] = "pointer";
 static const char type_int64[] = "int64";
@@ -168,7 +168,7 @@ static void push_format(lua_State *L)
     lua_setfield(L, -2, "ops");
 }
 
-/* ---- the plan ------------------------------------------------------------------------------------ */
+/* ---- the plan -------------------------------------------------------------------------------- */
 
 /* What plan.lua takes besides the model: { force =, tuning = }. */
 static void push_options(lua_State *L)
@@ -251,7 +251,7 @@ void gen_plan_free(struct fp8gen *gen)
     gen->plan = NULL;
 }
 
-/* ---- the kernels --------------------------------------------------------------------------------- */
+/* ---- the kernels ----------------------------------------------------------------------------- */
 
 static const char *copy_field(lua_State *L, const char *name)
 {
@@ -303,7 +303,7 @@ fp8gen_status gen_expand_plan(struct fp8gen *gen, struct gen_plan **plan)
     return status;
 }
 
-/* ---- public -------------------------------------------------------------------------------------- */
+/* ---- public ---------------------------------------------------------------------------------- */
 
 fp8gen_status fp8gen_plan(fp8gen *gen, const char **json)
 {

@@ -27,8 +27,8 @@
 #define TEMPORARY ".tmp."
 
 enum { FILE_BYTES_MAX = 1 << 28, FILE_NAME_MAX = 300 };
-/* The time of an entry's last use is written if it is older than TOUCH; a build removes nothing that was
- * used within the last minute, whether or not that was written. */
+/* The time of an entry's last use is written if it is older than TOUCH; a build removes nothing
+ * that was used within the last minute, whether or not that was written. */
 enum { TOUCH_SECONDS = 30, KEEP_SECONDS = 60 + TOUCH_SECONDS };
 
 static _Atomic int64_t commits; /* of this process, into any cache */
@@ -59,7 +59,7 @@ static char *join(const char *folder, const char *name)
     return path.data;
 }
 
-/* ---- the folder ----------------------------------------------------------------------------------- */
+/* ---- the folder ------------------------------------------------------------------------------ */
 
 char *gen_store_default(const char *dir)
 {
@@ -212,7 +212,7 @@ bool gen_is_entry(const char *name)
            strspn(dot + 1, "0123456789abcdef") == 32;
 }
 
-/* ---- removing ------------------------------------------------------------------------------------- */
+/* ---- removing -------------------------------------------------------------------------------- */
 
 static void remove_below(int parent, const char *name, int depth)
 {
@@ -238,7 +238,7 @@ void gen_remove_tree(int parent, const char *name)
     remove_below(parent, name, 4);
 }
 
-/* ---- reading -------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* The whole regular file, with a NUL behind it, as heap memory; NULL with errno set. */
 static char *read_file(int folder, const char *name, size_t *size)
@@ -276,8 +276,8 @@ static bool is_file_name(const char *name)
     return name[0] != '\0' && name[0] != '/' && name[0] != '.' && strstr(name, "..") == NULL;
 }
 
-/* Checks the file of one line of sums: "<hash> <bytes> <name>". This and the next two set errno if they
- * fail: 0 = not as it was written, else why it cannot be read. */
+/* Checks the file of one line of sums: "<hash> <bytes> <name>". This and the next two set errno if
+ * they fail: 0 = not as it was written, else why it cannot be read. */
 static bool check_line(int folder, const char *line, gen_take take, void *user)
 {
     char hash[33], name[FILE_NAME_MAX], actual[33];
@@ -299,7 +299,8 @@ static bool check_line(int folder, const char *line, gen_take take, void *user)
     return good;
 }
 
-/* Checks sums itself (its last line is "end <hash of the lines above>") and all files that it names. */
+/* Checks sums itself (its last line is "end <hash of the lines above>") and all files that it
+ * names. */
 static bool check_sums(int folder, gen_take take, void *user)
 {
     size_t size = 0;
@@ -411,7 +412,7 @@ void gen_entry_log_damage(const struct gen_store *store, const struct gen_entry 
                 entry->hash, strerror(error));
 }
 
-/* ---- writing -------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static int make_inside(const struct gen_store *store, const char *name)
 {
@@ -498,8 +499,8 @@ static int sync_folder(int fd)
     return fsync(fd) != 0 && errno != EINVAL ? errno : 0;
 }
 
-/* Moves our folder to `name`, or, if something is there, exchanges the two: what was there is removed with
- * the temporary folder. */
+/* Moves our folder to `name`, or, if something is there, exchanges the two: what was there is
+ * removed with the temporary folder. */
 static int replace(struct gen_writer *writer, int parent, const char *name)
 {
     const char *temporary = strrchr(writer->path, '/') + 1;

@@ -49,11 +49,12 @@ struct gen_entry {
     size_t key_bytes;
 };
 
-/* The cache's folder: dir if that is given, else $FP8GEN_CACHE_DIR, $XDG_CACHE_HOME/fp8gen, ~/.cache/fp8gen.
- * A new heap string; NULL: no memory, or none of these is there (errno = ENOENT). */
+/* The cache's folder: dir if that is given, else $FP8GEN_CACHE_DIR, $XDG_CACHE_HOME/fp8gen,
+ * ~/.cache/fp8gen. A new heap string; NULL: no memory, or none of these is there (errno =
+ * ENOENT). */
 char *gen_store_default(const char *dir);
-/* Opens the folder, made if need be. Where that cannot be, warns (once a process and folder) and leaves
- * fd = -1. gen_store_close in any case. */
+/* Opens the folder, made if need be. Where that cannot be, warns (once a process and folder) and
+ * leaves fd = -1. gen_store_close in any case. */
 void gen_store_open(struct gen_store *store, const char *dir, struct gen_log log);
 /* Trims it first if this process has put something into it since. */
 void gen_store_close(struct gen_store *store);
@@ -69,11 +70,12 @@ enum gen_found { GEN_MISSING, GEN_DAMAGED, GEN_FOUND };
 
 /* Is handed every file of an entry, checked. Data is heap memory that the callee takes over. */
 typedef void (*gen_take)(void *user, const char *file, void *data, size_t size);
-/* Looks an entry up: compares the key byte for byte and checks all files. A found entry counts as used.
- * take may be NULL. After GEN_DAMAGED what was taken must be dropped. */
+/* Looks an entry up: compares the key byte for byte and checks all files. A found entry counts as
+ * used. take may be NULL. After GEN_DAMAGED what was taken must be dropped. */
 enum gen_found gen_entry_find(const struct gen_store *store, const struct gen_entry *entry,
                               gen_take take, void *user);
-/* The same for an entry that is only known by its folder (a name of `kind`): does it hold what sums says? */
+/* The same for an entry that is only known by its folder (a name of `kind`): does it hold what sums
+ * says? */
 enum gen_found gen_entry_verify(const struct gen_store *store, enum gen_kind kind,
                                 const char *name);
 
@@ -100,9 +102,9 @@ int gen_writer_adopt(struct gen_writer *writer, const char *file);
 int gen_writer_commit(struct gen_writer *writer);
 void gen_writer_abandon(struct gen_writer *writer);
 
-/* turns.c, inside the flight of the entry: waits until no other process makes it, or until it is there, or for
- * two minutes at most; so look for it again afterwards. The lock ends with the process, or with
- * gen_store_unlock, which does nothing if there is none. */
+/* turns.c, inside the flight of the entry: waits until no other process makes it, or until it is
+ * there, or for two minutes at most; so look for it again afterwards. The lock ends with the
+ * process, or with gen_store_unlock, which does nothing if there is none. */
 void gen_store_lock(const struct gen_store *store, const struct gen_entry *entry);
 void gen_store_unlock(const struct gen_store *store, const struct gen_entry *entry);
 
@@ -119,8 +121,8 @@ struct gen_refusal {
     char name[320];   /* ... and which that is: "bundles/<name>.<hash>" */
 };
 
-/* store_trim.c: removes the entries that were used longest ago until at most `limit` bytes are left, those
- * used within the last `grace` seconds excepted, and what killed processes left. */
+/* store_trim.c: removes the entries that were used longest ago until at most `limit` bytes are
+ * left, those used within the last `grace` seconds excepted, and what killed processes left. */
 void gen_store_trim(const struct gen_store *store, uint64_t limit, int64_t grace, uint64_t *removed,
                     struct gen_refusal *refusal);
 /* $FP8GEN_CACHE_SIZE, or 1 GiB; warns of a value that is no size. */

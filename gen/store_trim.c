@@ -20,7 +20,7 @@
 
 enum { STALE_SECONDS = 3600, SIZE_DEFAULT_MIB = 1024 };
 
-/* ---- sizes ---------------------------------------------------------------------------------------- */
+/* ---- sizes ----------------------------------------------------------------------------------- */
 
 bool gen_parse_size(const char *text, uint64_t *bytes)
 {
@@ -53,7 +53,7 @@ uint64_t gen_store_limit(const struct gen_store *store)
     return bytes;
 }
 
-/* ---- scanning ------------------------------------------------------------------------------------- */
+/* ---- scanning -------------------------------------------------------------------------------- */
 
 struct found {
     enum gen_kind kind;
@@ -70,7 +70,8 @@ struct scan {
     struct gen_refusal *refusal;
 };
 
-/* Notes that a folder or an entry of the cache (entry NULL) is refused to us; the first reason stays. */
+/* Notes that a folder or an entry of the cache (entry NULL) is refused to us; the first reason
+ * stays. */
 static void note_refusal(struct gen_refusal *refusal, const char *what, enum gen_kind kind,
                          const char *entry, int error)
 {
@@ -168,7 +169,7 @@ static void scan_free(struct scan *scan)
     gen_free(scan->list);
 }
 
-/* ---- trimming ------------------------------------------------------------------------------------- */
+/* ---- trimming -------------------------------------------------------------------------------- */
 
 static int by_use(const void *a, const void *b)
 {
@@ -198,8 +199,8 @@ static int remove_entry(const struct gen_store *store, const struct found *found
     return error;
 }
 
-/* Removes what lies in a folder longer than an hour and has a name of ours: temporary folders and locks of
- * processes that were killed. */
+/* Removes what lies in a folder longer than an hour and has a name of ours: temporary folders and
+ * locks of processes that were killed. */
 static void remove_stale(const struct gen_store *store, const char *folder, const char *prefix)
 {
     int fd = openat(store->fd, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -222,7 +223,8 @@ static void remove_stale(const struct gen_store *store, const char *folder, cons
     closedir(dir);
 }
 
-/* Of the entries, by use, what is too much. One that another process removes meanwhile is as good as gone. */
+/* Of the entries, by use, what is too much. One that another process removes meanwhile is as good
+ * as gone. */
 static void remove_oldest(const struct gen_store *store, const struct scan *scan, uint64_t limit,
                           int64_t grace, uint64_t *removed)
 {
@@ -260,7 +262,7 @@ void gen_store_trim(const struct gen_store *store, uint64_t limit, int64_t grace
     scan_free(&scan);
 }
 
-/* ---- public ---------------------------------------------------------------------------------------- */
+/* ---- public ---------------------------------------------------------------------------------- */
 
 /* Opens what is there; makes nothing. *store has fd = -1 if there is no cache yet. */
 static fp8gen_status open_existing(const char *dir, struct gen_store *store)

@@ -18,7 +18,7 @@ enum { TUNING_BYTES_MAX = 64 << 20 };
 
 #define ARRAY_METATABLE "array"
 
-/* ---- JSON to Lua --------------------------------------------------------------------------------- */
+/* ---- JSON to Lua ----------------------------------------------------------------------------- */
 
 static void push_json(lua_State *L, const json_t *value);
 
@@ -72,7 +72,7 @@ static void push_json(lua_State *L, const json_t *value)
     }
 }
 
-/* ---- the file ------------------------------------------------------------------------------------ */
+/* ---- the file -------------------------------------------------------------------------------- */
 
 struct tuning {
     const char *name;
@@ -147,7 +147,7 @@ fp8gen_status fp8gen_tuning_file(fp8gen *gen, const char *path)
     return status;
 }
 
-/* ---- configurations ------------------------------------------------------------------------------ */
+/* ---- configurations -------------------------------------------------------------------------- */
 
 /* user: json_t **, a new array. */
 static int configs_body(lua_State *L)

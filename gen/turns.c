@@ -8,9 +8,9 @@
  *
  * What the threads of this process share, here and in the other files, lies under one lock, which a
  * fork takes: the child finds it whole and free. The threads that were flying are not in the child,
- * so their flights are void there, and the locks that it inherited are the parent's. NVRTC has locks
- * of its own, which a child would find taken for ever; so a fork waits for the compilations that run
- * at that moment, and none begins meanwhile.
+ * so their flights are void there, and the locks that it inherited are the parent's. NVRTC has
+ * locks of its own, which a child would find taken for ever; so a fork waits for the compilations
+ * that run at that moment, and none begins meanwhile.
  */
 #include "gen/cache.h"
 
@@ -48,7 +48,7 @@ void gen_shared_unlock(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- forks ------------------------------------------------------------------------------------------ */
+/* ---- forks ----------------------------------------------------------------------------------- */
 
 /* Before a fork, with its lock kept until after. */
 static void settle(void)
@@ -87,7 +87,7 @@ __attribute__((constructor)) static void watch_forks(void)
     pthread_atfork(settle, go_on, begin_anew);
 }
 
-/* ---- threads ---------------------------------------------------------------------------------------- */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 static struct flight **find_flight(const char *hash)
 {
@@ -149,7 +149,7 @@ void gen_slot_give(void)
     gen_shared_unlock();
 }
 
-/* ---- processes -------------------------------------------------------------------------------------- */
+/* ---- processes ------------------------------------------------------------------------------- */
 
 enum { NAP_US = 1000, NAP_MOST_US = 32000, PATIENCE_US = 120 * 1000000 };
 

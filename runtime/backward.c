@@ -36,7 +36,8 @@ static fp8_status check_dbias(const struct fp8_check *check, const fp8_tensor *d
     return fp8_check_tensor(check, FP8_SLOT_DBIAS, dbias);
 }
 
-/* copies = 0: only dbias and found_inf are wanted; grad may then be NULL, unless its version is wanted. */
+/* copies = 0: only dbias and found_inf are wanted; grad may then be NULL, unless its version is
+ * wanted. */
 static fp8_status check_quantize_dy(const char *call, const fp8_layer *layer,
                                     const fp8_quantize_dy_args *args, uint32_t copies,
                                     int64_t *tokens)

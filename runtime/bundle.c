@@ -158,7 +158,8 @@ static fp8_status no_arch(const struct fp8_bundle *bundle)
         context->arch / 10, context->arch % 10, context->arch);
 }
 
-/* A driver that is older than the toolkit cannot load its cubins: the sentence gets both versions. */
+/* A driver that is older than the toolkit cannot load its cubins: the sentence gets both
+ * versions. */
 static fp8_status load_kernel(struct fp8_bundle *bundle, struct fp8_kernel *kernel,
                               const char *image)
 {

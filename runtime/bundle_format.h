@@ -29,9 +29,9 @@
  *   kernels         array of kernel records
  *   layers          array of layer records, in spec order
  *   collectives     absent for one rank; for people: what every rank issues in one step, in order:
- *                   [{ "op": "all_reduce_max"|"all_gather"|"reduce_scatter", "pass" (or "advance": of
- *                   the histories), "layers": [names], "bytes" (a rank sends, or gives to the sum),
- *                   "dtype", "seconds" (null: not known) }]
+ *                   [{ "op": "all_reduce_max"|"all_gather"|"reduce_scatter", "pass" (or "advance":
+ *                   of the histories), "layers": [names], "bytes" (a rank sends, or gives to the
+ *                   sum), "dtype", "seconds" (null: not known) }]
  *   digest          xxh128 of the manifest's compact form (json_dumps JSON_COMPACT|JSON_SORT_KEYS)
  *                   with this key removed
  *
@@ -113,12 +113,12 @@
  *   bias          bool
  *   accumulation  { "fprop": "fast"|"split"|"256"|"512", "dgrad": .., "wgrad": .. }
  *   shard         { "rows", "multiple", "gather_group": name | null, "sums" }: rank r of the mesh's
- *                 fsdp axis has rows [r * rows, (r + 1) * rows) of w, as far as there are any; rows =
- *                 roundup(ceil(out_features / fsdp), multiple), multiple 1 or 128. Neighbours of one
- *                 group are gathered by one collective. Passes and buffers are those of the whole w.
- *                 sums: with fsdp > 1, names of the kernels of op sum from dw's dtype (and dbias's) to
- *                 the same and to fp32; maxima: of the kernel of op column_maxima, where w's rows or
- *                 columns have scales of their own
+ *                 fsdp axis has rows [r * rows, (r + 1) * rows) of w, as far as there are any; rows
+ *                 = roundup(ceil(out_features / fsdp), multiple), multiple 1 or 128. Neighbours of
+ *                 one group are gathered by one collective. Passes and buffers are those of the
+ *                 whole w. sums: with fsdp > 1, names of the kernels of op sum from dw's dtype (and
+ *                 dbias's) to the same and to fp32; maxima: of the kernel of op column_maxima,
+ *                 where w's rows or columns have scales of their own
  *   buffers       array of buffer records
  *   passes        { "weight": [step..], "fprop": [..], "quantize_dy": [..], "wgrad": [..],
  *                   "dgrad": [..] }. The steps before the gemm step of fprop quantise x; they alone
@@ -140,9 +140,9 @@
  *   rowwise            row/row        row/row        row/row
  *   rowwise_hp_wgrad   row/-          row/tensor     row/-
  *   block              block/block    tile/tile      block/block
- * With weight_scale shard all rows of a shard of w have one scale, and so have all blocks of its transposed
- * copy; shards end at multiples of 128. Each cast of pass weight then runs for every shard by itself, from its
- * entry of `known` and `amax`, which has one for each.
+ * With weight_scale shard all rows of a shard of w have one scale, and so have all blocks of its
+ * transposed copy; shards end at multiples of 128. Each cast of pass weight then runs for every
+ * shard by itself, from its entry of `known` and `amax`, which has one for each.
  * Where x has no transposed copy, wgrad multiplies the caller's own dy and x, in bf16.
  *
  * buffer record: { "name", "object", "part"?, "dtype", "rows": dim, "cols": dim }
@@ -155,13 +155,14 @@
  *                          "row"
  *                          "transposed_scales"  if there is such a copy, not of tensor scaling
  *                          "transposed"
- *                        Scale parts hold scale_inv in fp32, entries beyond the operand are 0; for a
- *                        copy of r rows and depth d:
+ *                        Scale parts hold scale_inv in fp32, entries beyond the operand are 0; for
+ *                        a copy of r rows and depth d:
  *                          row    [1][roundup(r, 16)]
  *                          block  [ceil(d / 128)][roundup(r, 8)]      element (k block, row)
  *                          tile   [ceil(r / 128)][roundup(ceil(d / 128), 4)]  (row block, k block)
  *           "state"      delayed: the place of the pass's tensor in the state: part = "scale",
- *                        "amax" (its running maximum; NULL in evaluation) of fp32, "fresh" of uint32
+ *                        "amax" (its running maximum; NULL in evaluation) of fp32, "fresh" of
+ *                        uint32
  *           "workspace"  scratch of one call
  *   rows x cols elements are what the buffer holds; for "caller" these are the exact extents and
  *   the leading dim is the caller's; for others the memory is rows * cols elements, ld = cols
@@ -190,8 +191,8 @@
  *     a_transposed, b_transposed  bool: the operand is stored [depth][rows] ([depth][cols]); of bf16
  *     accumulation      "fast" | "split" | "256" | "512" (split by cuBLASLt)
  *     stage             workspace buffer for outputs that cuBLASLt cannot write in place
- *                       (of fp32 where an operand has scaling row: the store applies the scales, since
- *                       cuBLASLt's own order of the two factors overflows)
+ *                       (of fp32 where an operand has scaling row: the store applies the scales,
+ *                       since cuBLASLt's own order of the two factors overflows)
  *     stage_bias        workspace buffer for a bias that must be moved for it, or null; the stage of a
  *                       pass with a bias is fp32, and the store adds the bias
  *     gemm_workspace    workspace buffer for cuBLASLt
@@ -206,9 +207,10 @@
  *         kernels of op gemm with the step's dtypes: out = and out += (null where the pass never
  *         accumulates). It can be run where they have cubins for the context's arch.
  *     { "backend": "cublaslt", "reason", "algo"?, "version"? }
- *         always the last; what it has no product for is refused when the layer is created. algo: a cublasLtMatmulAlgo_t as 128 hex digits,
- *         measured with cuBLASLt `version` (cublasLtGetVersion), both or none; with another
- *         version, and where it refuses, the heuristic's algorithms.
+ *         always the last; what it has no product for is refused when the layer is created. algo: a
+ *         cublasLtMatmulAlgo_t as 128 hex digits, measured with cuBLASLt `version`
+ *         (cublasLtGetVersion), both or none; with another version, and where it refuses, the
+ *         heuristic's algorithms.
  *   A choice may also have "seconds" (a number, for people).
  *
  * The stage holds at least one row; a product of cuBLASLt that does not fit it runs in row chunks.
@@ -272,8 +274,8 @@
  *   the format, which e5m2 (0: E4M3, 1: E5M2) says as target_dtype does; scales[0], [4], [8] =
  *   scale, scale_inv, amax (the rest 0).
  *   row[row_rows][row_ld] and transposed[transposed_rows][transposed_ld] (each may be NULL) receive
- *   cast(source * scale), zero outside rows x cols; of a row of transposed, roundup(rows, 128) bytes are
- *   written.
+ *   cast(source * scale), zero outside rows x cols; of a row of transposed, roundup(rows, 128)
+ *   bytes are written.
  *   dbias, if not NULL: dbias[j] = (accumulate ? dbias[j] : 0) + sum over r of
  *   dbias_partials[r][j], in ascending order of r, in fp32; the amax step before it left the
  *   partials.
@@ -284,28 +286,31 @@
  *
  * cast: as quantize, with a scale that is known before source is read, in one pass.
  *   fresh, if not NULL, and not 0 at run time: amax = max of partials, as in quantize;
- *   else known_is_amax: amax = *known, which should be finite: +inf is taken as FLT_MAX, NaN and what
- *   is negative as 0; else the scale is *known and scales[8] is 0. A scale made from an amax is that
- *   of maximum / 2^margin of the kernel.
+ *   else known_is_amax: amax = *known, which should be finite: +inf is taken as FLT_MAX, NaN and
+ *   what is negative as 0; else the scale is *known and scales[8] is 0. A scale made from an amax
+ *   is that of maximum / 2^margin of the kernel.
  *   amax, if not NULL, becomes max(amax, the largest finite |source|) in any order of CTAs; what is
  *   negative (did not run) counts as 0. row, transposed: as in quantize. found_inf, dbias_partials:
- *   as in amax. partials is only read where fresh is given. row_scales, if not NULL: scale_inv for each
- *   row, 0 for i >= rows up to roundup(rows, 16).
+ *   as in amax. partials is only read where fresh is given. row_scales, if not NULL: scale_inv for
+ *   each row, 0 for i >= rows up to roundup(rows, 16).
  *
- * column_sums: dbias[j] = (accumulate ? dbias[j] : 0) + sum over r < partial_rows of partials[r][j],
+ * column_sums: dbias[j] = (accumulate ? dbias[j] : 0) + sum over r < partial_rows of
+ * partials[r][j],
  *   in fp32 and in an order that depends on partial_rows alone. dbias NULL: nothing.
  *
  * column_maxima: maxima[j] = the largest of partials[r][j], r < partial_rows; 0 if there is none.
  *
  * quantize_row: row[i,j] = cast(source[i,j] * scale of row i), from the amax of row i, zero outside
- *   rows x cols; row_scales[i] = scale_inv, 0 for i >= rows up to roundup(rows, 16). row may be NULL,
- *   row_scales too. found_inf: as in amax.
+ *   rows x cols; row_scales[i] = scale_inv, 0 for i >= rows up to roundup(rows, 16). row may be
+ *   NULL, row_scales too. found_inf: as in amax.
  *
- * line_amax: row_partials[ceil(cols/128)][row_partials_ld], if not NULL: the finite amax of every row
- *   within each 128 columns; column_partials[ceil(rows/128)][column_partials_ld], if not NULL: that of
- *   every column within each 128 rows. found_inf, dbias_partials: as in amax.
+ * line_amax: row_partials[ceil(cols/128)][row_partials_ld], if not NULL: the finite amax of every
+ * row
+ *   within each 128 columns; column_partials[ceil(rows/128)][column_partials_ld], if not NULL: that
+ *   of every column within each 128 rows. found_inf, dbias_partials: as in amax.
  *
- * line_scales: from the partials of a line_amax over rows x cols row_maxima[i], the amax of row i, and
+ * line_scales: from the partials of a line_amax over rows x cols row_maxima[i], the amax of row i,
+ * and
  *   row_scales[i] = scale_inv by it, 0 for i >= rows up to roundup(rows, 16); column_maxima and
  *   transposed_scales likewise of the columns. row_partials NULL: nothing of rows; column_partials
  *   NULL: nothing of columns. dbias: as in column_sums, from dbias_partials[ceil(rows/128)].
@@ -314,29 +319,30 @@
  *   cast(source[i,j] * scale of column j) by column_maxima[j], zero outside. row may be NULL,
  *   transposed too, and then its maxima.
  *
- * quantize_block: a scale for each 1 x 128 along the row ("1x128": the row copy has scaling block, the
- *   transposed copy a scale for each 128 x 1 of source) or for each 128 x 128 ("128x128": both copies
- *   have scaling tile, the same numbers). Each copy and its scales may be NULL. found_inf,
+ * quantize_block: a scale for each 1 x 128 along the row ("1x128": the row copy has scaling block,
+ * the
+ *   transposed copy a scale for each 128 x 1 of source) or for each 128 x 128 ("128x128": both
+ *   copies have scaling tile, the same numbers). Each copy and its scales may be NULL. found_inf,
  *   dbias_partials: as in amax.
  *
  * transpose: transposed[j,i] = source[i,j] of FP8 bytes, zero outside, the scale kept. scales,
- *   transposed_scales: of scaling tile, transposed likewise; with scales_ld 0, scales are of scaling row,
- *   the same within 128 rows, and transposed_scales of scaling tile; else NULL. source NULL: the scales
- *   alone.
+ *   transposed_scales: of scaling tile, transposed likewise; with scales_ld 0, scales are of
+ *   scaling row, the same within 128 rows, and transposed_scales of scaling tile; else NULL. source
+ *   NULL: the scales alone.
  *
  * roll: an optimizer step of delayed scaling, of all tensors t of a state with running[t] >= 0:
  *   history[counts[t] % length][t] = running[t], counts[t] += 1 (from 2 length - 1 to length),
  *   running[t] = -1, fresh[t] = 0;
- *   amax = that entry (most_recent), or the largest of the min(counts[t], length) entries; scale[t] by
- *   NUMERICS section 2 with maxima[t] (the format's, over 2^margin), kept where amax is 0.
+ *   amax = that entry (most_recent), or the largest of the min(counts[t], length) entries; scale[t]
+ *   by NUMERICS section 2 with maxima[t] (the format's, over 2^margin), kept where amax is 0.
  *   scale, running, maxima: fp32[tensors]; counts: int32, fresh: uint32[tensors]; history:
  *   fp32[length][tensors].
  *
  * store: target[i,j] = convert(value) or, for an accumulate kernel, convert(target + value), with
  *   value = source[i,j]; where a_scales (and then b_scales too) is not NULL,
  *   (source * min(sa, sb)) * max(sa, sb)
- *   with sa = a_scales[i * a_scales_step] and sb = b_scales[j * b_scales_step]; then + bias[j], if any.
- *   accumulate: 1 for an accumulate kernel, which shares its text with the other.
+ *   with sa = a_scales[i * a_scales_step] and sb = b_scales[j * b_scales_step]; then + bias[j], if
+ *   any. accumulate: 1 for an accumulate kernel, which shares its text with the other.
  *
  * sum: target[i,j] = s (+ target[i,j] if accumulate), rounded once; s = the sum over p < parts,
  *   ascending, in fp32, of source[p * part_stride + i * source_ld + j], times 1 / parts if average,
@@ -346,13 +352,15 @@
  *   or of source[j,i] if transposed (scales are then those of the transposed copy). scales: a scale
  *   part, scales_ld its ld; tensor: the part "scales".
  *
- * gemm: out[i,j] = sum_k a[i,k] b[j,k], scaled, (+ bias[j]) (+ out[i,j] if accumulate), rows x cols,
- *   k < depth; rounded once. depth is not padded: the tail up to ld is zero in both operands of FP8.
- *   tensor: a_scales[4] * b_scales[4]; row: (sum * min(sa, sb)) * max(sa, sb) with the scales of row i
- *   and row j; block and tile (b alone may be tile): sums of 128 of k each times sa * sb. bf16: a and b are the caller's,
- *   scales NULL; a_transposed: element (i, k) is at a[k * a_ld + i]. tiles: uint64[2] of any contents,
- *   a counter of the tiles that are taken; by epoch a call tells it from what was there, and it leaves
- *   another value behind, as in fused. NULL for products that no kernel of the bundle computes.
+ * gemm: out[i,j] = sum_k a[i,k] b[j,k], scaled, (+ bias[j]) (+ out[i,j] if accumulate), rows x
+ * cols,
+ *   k < depth; rounded once. depth is not padded: the tail up to ld is zero in both operands of
+ *   FP8. tensor: a_scales[4] * b_scales[4]; row: (sum * min(sa, sb)) * max(sa, sb) with the scales
+ *   of row i and row j; block and tile (b alone may be tile): sums of 128 of k each times sa * sb.
+ *   bf16: a and b are the caller's, scales NULL; a_transposed: element (i, k) is at a[k * a_ld +
+ *   i]. tiles: uint64[2] of any contents, a counter of the tiles that are taken; by epoch a call
+ *   tells it from what was there, and it leaves another value behind, as in fused. NULL for
+ *   products that no kernel of the bundle computes.
  */
 /* clang-format off */
 #define FP8_OP_ARGS_AMAX(X)                                                                        \

@@ -2,13 +2,13 @@
  * capture.c - calls that may block, load or allocate, while a stream of the program is captured.
  *
  * In: a call's name and, where it has one, its stream. Out: a refusal that leaves the capture whole
- * (FP8_ERR_CAPTURE), or the device current and this thread in the relaxed capture mode, in which the
- * driver takes such calls and no capture of another thread suffers from them.
+ * (FP8_ERR_CAPTURE), or the device current and this thread in the relaxed capture mode, in which
+ * the driver takes such calls and no capture of another thread suffers from them.
  *
- * What can be known: of a stream given, whether it is captured; of none, whether any blocking stream
- * of the device is, which the legacy stream tells. A capture on a non-blocking stream that the call
- * does not name cannot be seen; the relaxed mode keeps it whole. Passes need none of this: they only
- * enqueue.
+ * What can be known: of a stream given, whether it is captured; of none, whether any blocking
+ * stream of the device is, which the legacy stream tells. A capture on a non-blocking stream that
+ * the call does not name cannot be seen; the relaxed mode keeps it whole. Passes need none of this:
+ * they only enqueue.
  */
 #include "runtime/driver.h"
 #include "runtime/internal.h"

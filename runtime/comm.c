@@ -1,8 +1,9 @@
 /*
  * comm.c - the public calls of communicators: arguments checked, labels kept, transports called.
  *
- * In: collectives as fp8_model.h describes them. Out: the same calls on a transport with nothing left
- * to check, or an error that names rank, communicator and collective. Knows no NCCL and no thread.
+ * In: collectives as fp8_model.h describes them. Out: the same calls on a transport with nothing
+ * left to check, or an error that names rank, communicator and collective. Knows no NCCL and no
+ * thread.
  */
 #include <math.h>
 #include <stdio.h>
@@ -166,7 +167,8 @@ struct memories {
     size_t bytes; /* of a piece */
 };
 
-/* They may overlap only so that `one` is this rank's piece of `many`; not even so if never_in_place. */
+/* They may overlap only so that `one` is this rank's piece of `many`; not even so if
+ * never_in_place. */
 static fp8_status check_apart(const fp8_comm *comm, enum fp8_collective kind, const char *label,
                               size_t index, const struct memories *m, bool never_in_place)
 {

@@ -94,7 +94,8 @@ fp8_status fp8_comm_create_alone(fp8_context *context, const fp8_comm_options *o
 /* comm_nccl.c: rank of a communicator with this id. */
 fp8_status fp8_comm_create_nccl(fp8_context *context, const fp8_comm_options *options,
                                 const fp8_comm_id *id, fp8_comm **comm);
-/* comm_file.c: rank 0 hands its id to all others through a file; id is read on rank 0, else written. */
+/* comm_file.c: rank 0 hands its id to all others through a file; id is read on rank 0, else
+ * written. */
 fp8_status fp8_comm_rendezvous(const fp8_comm_options *options, double timeout, fp8_comm_id *id);
 
 #endif

@@ -1,5 +1,6 @@
 /*
- * comm_agree.c - what ranks tell each other before they rely on it: texts that must be alike, votes.
+ * comm_agree.c - what ranks tell each other before they rely on it: texts that must be alike,
+ * votes.
  *
  * In: what this rank has. Out: the same answer on all ranks. Whatever can fail on one rank alone
  * (memory, a window, an event) is tried first and voted on then, so that no rank goes on to a

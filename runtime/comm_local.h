@@ -2,7 +2,8 @@
  * comm_local.h - threads of one process as ranks: the group in which they meet, and one of them.
  * Not public.
  *
- * comm_group.c makes groups and gives seats, comm_local.c runs the collectives of those on the host.
+ * comm_group.c makes groups and gives seats, comm_local.c runs the collectives of those on the
+ * host.
  */
 #ifndef FP8_COMM_LOCAL_H
 #define FP8_COMM_LOCAL_H
@@ -50,7 +51,8 @@ struct local {
     bool owns_group;
 };
 
-/* comm_group.c: the first failure of a group, kept, and whoever waits is woken; the lock is held. */
+/* comm_group.c: the first failure of a group, kept, and whoever waits is woken; the lock is
+ * held. */
 fp8_status fp8_group_fail(struct fp8_comm_group *group, fp8_status status, const char *why);
 /* So many seconds from now on the monotonic clock. */
 struct timespec fp8_group_deadline(double seconds);

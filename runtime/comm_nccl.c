@@ -350,7 +350,8 @@ static fp8_status nccl_poll(fp8_comm *comm)
     return status;
 }
 
-/* A collective of a graph has no event that is looked at: who waits for the stream finds it late. */
+/* A collective of a graph has no event that is looked at: who waits for the stream finds it
+ * late. */
 static fp8_status check_graphs(struct nccl *nccl, double start)
 {
     fp8_comm *comm = &nccl->comm;

@@ -1,5 +1,6 @@
 /*
- * comm_nccl_create.c - communicators over NCCL: made with all other ranks, or adopted from the caller.
+ * comm_nccl_create.c - communicators over NCCL: made with all other ranks, or adopted from the
+ * caller.
  *
  * In: options that comm.c has checked, or the caller's ncclComm_t. Out: the object of comm_nccl.h
  * with its events and its thread. Communicators of ours are joined without blocking and ask for the

@@ -1,5 +1,6 @@
 /*
- * comm_nccl_end.c - how communicators over NCCL end: aborted after a failure, or at their owner's wish.
+ * comm_nccl_end.c - how communicators over NCCL end: aborted after a failure, or at their owner's
+ * wish.
  *
  * NCCL's kernels look at a flag that an abort sets, and leave. A copy engine that waits for a rank
  * does not: an abort then frees memory, which waits for the device, and never comes back. So it

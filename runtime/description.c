@@ -1,8 +1,8 @@
 /*
  * description.c - a layer's description: checked, its defaults filled in, compared.
  *
- * In: the struct that a caller filled. Out: the same with nothing left to defaults, so that equal ones
- * are equal field by field; and whether a layer of a bundle is what a description says.
+ * In: the struct that a caller filled. Out: the same with nothing left to defaults, so that equal
+ * ones are equal field by field; and whether a layer of a bundle is what a description says.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -229,7 +229,8 @@ static void fill_recipe(fp8_layer_description *d)
     d->calibrate = is_delayed ? d->calibrate : 0;
 }
 
-/* The same description with nothing left to defaults, so that equal ones are equal field by field. */
+/* The same description with nothing left to defaults, so that equal ones are equal field by
+ * field. */
 fp8_layer_description fp8_description_fill(const fp8_layer_description *given)
 {
     fp8_layer_description d = *given;

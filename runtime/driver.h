@@ -83,8 +83,8 @@ struct fp8_driver {
 #undef X
 };
 
-/* The process's table, opened by the first call. FP8_ERR_LIBRARY: what was searched; FP8_ERR_DEVICE:
- * the library is there but no driver. */
+/* The process's table, opened by the first call. FP8_ERR_LIBRARY: what was searched;
+ * FP8_ERR_DEVICE: the library is there but no driver. */
 fp8_status fp8_driver_get(const struct fp8_driver **driver);
 
 /* "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (out of memory)" behind the words of `what`; the status is

@@ -52,7 +52,7 @@ extern "C" {
 #define FP8_VERSION_PATCH 0
 #define FP8_VERSION_STRING "0.1.0"
 
-/* ---- status ----------------------------------------------------------------------------------- */
+/* ---- status ---------------------------------------------------------------------------------- */
 
 /* X(enumerator, value, name, remedy). Values are pinned: new ones are added at the end. */
 #define FP8_STATUS_MAP(X)                                                                          \
@@ -95,7 +95,7 @@ FP8_API const char *fp8_last_error(void);
 /* "0.1.0": the version of the library in use (compare with FP8_VERSION_STRING of the header). */
 FP8_API const char *fp8_version(void);
 
-/* ---- foreign and own handles ------------------------------------------------------------------ */
+/* ---- foreign and own handles ----------------------------------------------------------------- */
 
 struct CUstream_st;
 typedef struct CUstream_st *fp8_stream; /* CUstream or cudaStream_t; ignored on the host context */
@@ -106,7 +106,7 @@ typedef struct fp8_layer fp8_layer;
 typedef struct fp8_state fp8_state; /* of recipe "delayed": fp8_state.h */
 typedef struct fp8_event fp8_event; /* fp8_device.h */
 
-/* ---- tensors ---------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 typedef enum fp8_dtype {
     FP8_DTYPE_NONE = 0,
@@ -137,7 +137,7 @@ typedef struct fp8_tensor {
     uint32_t reserved;
 } fp8_tensor;
 
-/* ---- operands: quantised tensors in the caller's memory ---------------------------------------- */
+/* ---- operands: quantised tensors in the caller's memory -------------------------------------- */
 
 typedef enum fp8_role {
     FP8_ROLE_NONE = 0,
@@ -163,12 +163,14 @@ typedef enum fp8_scaling {
 
 /* A quantised tensor: the FP8 copies and their scales, in one piece of the caller's memory.
  *
- * One kind of object serves the quantised weight, what fprop saves for backward (x transposed), what
- * quantize_dy leaves for wgrad and dgrad (grad), and an x that several layers share. The struct is
- * plain data: copy it, or move its bytes elsewhere (offload) and set `data` to where they are now.
+ * One kind of object serves the quantised weight, what fprop saves for backward (x transposed),
+ * what quantize_dy leaves for wgrad and dgrad (grad), and an x that several layers share. The
+ * struct is plain data: copy it, or move its bytes elsewhere (offload) and set `data` to where they
+ * are now.
  *
- * The caller sets size, data and bytes (FP8_OPERAND_INIT, fp8_layer_bytes) and leaves the rest zero;
- * the call that fills the operand sets the rest. Layout of the bytes, every part 256-byte aligned:
+ * The caller sets size, data and bytes (FP8_OPERAND_INIT, fp8_layer_bytes) and leaves the rest
+ * zero; the call that fills the operand sets the rest. Layout of the bytes, every part 256-byte
+ * aligned:
  *   scales             float32[16]: [0] scale, [4] scale_inv, [8] amax, of the copies of tensor scaling
  *   row_scales         if there is a row copy and its scaling is another
  *   row                if copies & FP8_COPY_ROW: roundup(rows,16) rows of roundup(cols,128) bytes
@@ -227,7 +229,7 @@ typedef struct fp8_operand_view {
  * FP8_ERR_OPERAND: the operand is not filled. */
 FP8_API fp8_status fp8_operand_parts(const fp8_operand *operand, fp8_operand_view *view);
 
-/* ---- context ---------------------------------------------------------------------------------- */
+/* ---- context --------------------------------------------------------------------------------- */
 
 enum { FP8_DEVICE_HOST = -1 };
 
@@ -285,12 +287,12 @@ typedef struct fp8_device_info {
 
 FP8_API fp8_status fp8_context_info(const fp8_context *context, fp8_device_info *info);
 
-/* ---- bundle and layer ------------------------------------------------------------------------- */
+/* ---- bundle and layer ------------------------------------------------------------------------ */
 
-/* Opens the folder `path` that `fp8gen build` wrote, checks every file against the manifest and loads
- * the kernels of this context's arch. Blocks; allocates.
- * FP8_ERR_BUNDLE: missing, truncated, altered or of another format version; FP8_ERR_ARCH: no kernels
- * for this GPU. A host context needs no kernels. */
+/* Opens the folder `path` that `fp8gen build` wrote, checks every file against the manifest and
+ * loads the kernels of this context's arch. Blocks; allocates.
+ * FP8_ERR_BUNDLE: missing, truncated, altered or of another format version; FP8_ERR_ARCH: no
+ * kernels for this GPU. A host context needs no kernels. */
 FP8_API fp8_status fp8_bundle_open(fp8_context *context, const char *path, fp8_bundle **bundle);
 /* The bundle's layers must be gone. */
 FP8_API void fp8_bundle_close(fp8_bundle *bundle);
@@ -300,9 +302,10 @@ FP8_API const char *fp8_bundle_layer_name(const fp8_bundle *bundle, int32_t inde
 /* The manifest's text. Valid until the bundle is closed. */
 FP8_API const char *fp8_bundle_manifest(const fp8_bundle *bundle);
 
-/* A layer is immutable and may be used from many threads and streams at once. Blocks; allocates (the
- * last time for this layer): selects the GEMM algorithms for each range of tokens.
- * FP8_ERR_NOT_FOUND: no layer of that name; FP8_ERR_CUBLASLT: no algorithm for a GEMM of the layer. */
+/* A layer is immutable and may be used from many threads and streams at once. Blocks; allocates
+ * (the last time for this layer): selects the GEMM algorithms for each range of tokens.
+ * FP8_ERR_NOT_FOUND: no layer of that name; FP8_ERR_CUBLASLT: no algorithm for a GEMM of the
+ * layer. */
 FP8_API fp8_status fp8_layer_create(fp8_bundle *bundle, const char *name, fp8_layer **layer);
 FP8_API void fp8_layer_destroy(fp8_layer *layer);
 
@@ -338,12 +341,12 @@ typedef enum fp8_bytes {
  * "rowwise_hp_wgrad" has no transposed copies of x and dy (saved is 0 bytes), compute "bf16" has no
  * copies at all. An operand of 0 bytes may have data = NULL; it still carries versions.
  *
- * Bytes of caller memory for `which` at `tokens` (0 <= tokens <= max_tokens). Grows with tokens, so a
- * buffer sized for max_tokens fits every call. FP8_ERR_TOKENS, FP8_ERR_ARGUMENT. */
+ * Bytes of caller memory for `which` at `tokens` (0 <= tokens <= max_tokens). Grows with tokens, so
+ * a buffer sized for max_tokens fits every call. FP8_ERR_TOKENS, FP8_ERR_ARGUMENT. */
 FP8_API fp8_status fp8_layer_bytes(const fp8_layer *layer, int64_t tokens, fp8_bytes which,
                                    size_t *bytes);
 
-/* ---- passes ----------------------------------------------------------------------------------- */
+/* ---- passes ---------------------------------------------------------------------------------- */
 
 /* What every pass takes. The workspace has any alignment and at least fp8_layer_bytes(WORKSPACE);
  * its contents need not be initialised and are lost. */
@@ -374,13 +377,14 @@ enum {
  * copies: FP8_COPY_BOTH, or FP8_COPY_ROW where no dgrad is wanted; 0 = both; copies that the recipe
  * has not are left out.
  *
- * LAW: a version names the contents. One fp8_layer may serve many weights, and nothing is keyed by an
- * address, so the version alone tells whether `weight` holds w already and whether backward meets the
- * weight of its forward. Two weights that pass through the same operand (a gather slot) must never
- * carry the same version, else the second update does nothing and the first weight is used. Either
+ * LAW: a version names the contents. One fp8_layer may serve many weights, and nothing is keyed by
+ * an address, so the version alone tells whether `weight` holds w already and whether backward
+ * meets the weight of its forward. Two weights that pass through the same operand (a gather slot)
+ * must never carry the same version, else the second update does nothing and the first weight is
+ * used. Either
  *   - give every weight versions of its own: version = step * weights + index, step from 1; or
- *   - clear the operand before another weight takes it: FP8_OPERAND_INIT, then data and bytes. dgrad
- *     then still takes two weights of one version for the same.
+ *   - clear the operand before another weight takes it: FP8_OPERAND_INIT, then data and bytes.
+ *     dgrad then still takes two weights of one version for the same.
  *
  * In a CUDA graph `refresh` decides: versions are the host's, and the host sees a capture once and
  * its replays never. With it the versions are not compared, the call always enqueues, and at each
@@ -464,7 +468,8 @@ typedef struct fp8_wgrad_args {
     uint64_t reserved[4];
 } fp8_wgrad_args;
 
-/* dx = dy w. FP8_ERR_VERSION if grad carries another weight version than weight, unless stale_ok. */
+/* dx = dy w. FP8_ERR_VERSION if grad carries another weight version than weight, unless
+ * stale_ok. */
 typedef struct fp8_dgrad_args {
     uint32_t size;
     uint32_t stale_ok;
@@ -547,9 +552,10 @@ typedef struct fp8_backward_args {
     }
 
 /* Errors of all passes: FP8_ERR_ARGUMENT (NULL or wrong size field), FP8_ERR_SHAPE, FP8_ERR_DTYPE,
- * FP8_ERR_ALIGNMENT, FP8_ERR_TOKENS (M > max_tokens), FP8_ERR_WORKSPACE, FP8_ERR_OPERAND (not filled,
- * too small, or without the copy that is needed), FP8_ERR_VERSION, FP8_ERR_CUDA, FP8_ERR_CUBLASLT.
- * Arguments are checked before anything is enqueued: a refused call leaves memory untouched. */
+ * FP8_ERR_ALIGNMENT, FP8_ERR_TOKENS (M > max_tokens), FP8_ERR_WORKSPACE, FP8_ERR_OPERAND (not
+ * filled, too small, or without the copy that is needed), FP8_ERR_VERSION, FP8_ERR_CUDA,
+ * FP8_ERR_CUBLASLT. Arguments are checked before anything is enqueued: a refused call leaves memory
+ * untouched. */
 FP8_API fp8_status fp8_weight_update(const fp8_layer *layer, const fp8_weight_args *args);
 FP8_API fp8_status fp8_layer_fprop(const fp8_layer *layer, const fp8_fprop_args *args);
 FP8_API fp8_status fp8_layer_quantize_dy(const fp8_layer *layer, const fp8_quantize_dy_args *args);
@@ -569,7 +575,7 @@ typedef enum fp8_pass {
 /* "weight", "fprop", ...; "unknown" outside the range. */
 FP8_API const char *fp8_pass_name(fp8_pass pass);
 
-/* ---- queries ---------------------------------------------------------------------------------- */
+/* ---- queries --------------------------------------------------------------------------------- */
 
 typedef struct fp8_dispatch {
     uint32_t size;

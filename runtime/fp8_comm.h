@@ -7,11 +7,11 @@
  * on.
  *
  * The laws of fp8.h hold here. In addition:
- *   - All ranks of a communicator make the same collective calls in the same order. A rank that does
- *     not is found: at once by the local communicator, by the timeout over NCCL. The call then fails
- *     on the others with a sentence that names rank, layer and collective; nothing hangs.
- *   - A communicator that failed stays failed: FP8_ERR_COMM or FP8_ERR_TIMEOUT from every later call.
- *     Destroy it, and start again.
+ *   - All ranks of a communicator make the same collective calls in the same order. A rank that
+ *     does not is found: at once by the local communicator, by the timeout over NCCL. The call then
+ *     fails on the others with a sentence that names rank, layer and collective; nothing hangs.
+ *   - A communicator that failed stays failed: FP8_ERR_COMM or FP8_ERR_TIMEOUT from every later
+ *     call. Destroy it, and start again.
  *   - A comm is used by one thread at a time.
  */
 #ifndef FP8_COMM_PUBLIC_H
@@ -23,7 +23,7 @@
 extern "C" {
 #endif
 
-/* ---- communicators ---------------------------------------------------------------------------- */
+/* ---- communicators --------------------------------------------------------------------------- */
 
 typedef struct fp8_comm fp8_comm;
 typedef struct fp8_comm_group fp8_comm_group;
@@ -33,7 +33,8 @@ typedef struct fp8_comm_id {
     char bytes[128];
 } fp8_comm_id;
 
-/* A new id, made on one rank and carried to the others by any means. Opens NCCL. FP8_ERR_LIBRARY. */
+/* A new id, made on one rank and carried to the others by any means. Opens NCCL.
+ * FP8_ERR_LIBRARY. */
 FP8_API fp8_status fp8_comm_id_create(fp8_comm_id *id);
 
 /* Who this process is, as torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE), mpirun
@@ -60,7 +61,8 @@ typedef struct fp8_comm_place {
         }                                                                                          \
     }
 
-/* FP8_ERR_NOT_FOUND: no launcher's variables are set; FP8_ERR_ARGUMENT: they contradict each other. */
+/* FP8_ERR_NOT_FOUND: no launcher's variables are set; FP8_ERR_ARGUMENT: they contradict each
+ * other. */
 FP8_API fp8_status fp8_comm_environment(fp8_comm_place *place);
 
 enum {
@@ -92,14 +94,14 @@ typedef struct fp8_comm_options {
         }                                                                                          \
     }
 
-/* One rank of a communicator over NCCL, on the context's device. Blocks until all ranks have come; the
- * others' threads or processes must be calling too. ranks = 1 needs no NCCL and works on the host.
- * NCCL is opened as the other libraries are (FP8_NCCL_PATH), its communicator is non-blocking, and a
- * thread watches it: on an error of NCCL or a collective that is not done in time it is aborted, so
- * that streams that wait for it go on. Only copy engines that wait for a rank cannot be called off: the
- * call fails in time all the same and says that the process has to end. The context must outlive it.
- * FP8_ERR_LIBRARY; FP8_ERR_TIMEOUT: which ranks did not come; FP8_ERR_COMM; FP8_ERR_UNSUPPORTED: a host
- * context and ranks > 1 (fp8_comm_join is for that). */
+/* One rank of a communicator over NCCL, on the context's device. Blocks until all ranks have come;
+ * the others' threads or processes must be calling too. ranks = 1 needs no NCCL and works on the
+ * host. NCCL is opened as the other libraries are (FP8_NCCL_PATH), its communicator is
+ * non-blocking, and a thread watches it: on an error of NCCL or a collective that is not done in
+ * time it is aborted, so that streams that wait for it go on. Only copy engines that wait for a
+ * rank cannot be called off: the call fails in time all the same and says that the process has to
+ * end. The context must outlive it. FP8_ERR_LIBRARY; FP8_ERR_TIMEOUT: which ranks did not come;
+ * FP8_ERR_COMM; FP8_ERR_UNSUPPORTED: a host context and ranks > 1 (fp8_comm_join is for that). */
 FP8_API fp8_status fp8_comm_create(fp8_context *context, const fp8_comm_options *options,
                                    fp8_comm **comm);
 
@@ -132,7 +134,8 @@ typedef struct fp8_comm_adopt_args {
 /* Uses a communicator of the caller's. It is never aborted, finalised or destroyed here, also not
  * after a timeout: calls then fail, and the caller aborts it. No other thread may use it at the
  * same time.
- * FP8_ERR_LIBRARY: the NCCL found is not of nccl_version: two copies would meet one communicator. */
+ * FP8_ERR_LIBRARY: the NCCL found is not of nccl_version: two copies would meet one
+ * communicator. */
 FP8_API fp8_status fp8_comm_adopt(fp8_context *context, const fp8_comm_adopt_args *args,
                                   fp8_comm **comm);
 
@@ -221,16 +224,18 @@ FP8_API fp8_status fp8_comm_all_to_all(fp8_comm *comm, const fp8_exchange_part *
                                        size_t part_count, const char *label, fp8_stream stream);
 FP8_API fp8_status fp8_comm_reduce_scatter(fp8_comm *comm, const fp8_reduce_part *parts,
                                            size_t part_count, const char *label, fp8_stream stream);
-/* values[i] = maximum over ranks, in place; NaN is not a maximum. For amaxes: -1 says "did not run". */
+/* values[i] = maximum over ranks, in place; NaN is not a maximum. For amaxes: -1 says "did not
+ * run". */
 FP8_API fp8_status fp8_comm_all_reduce_max(fp8_comm *comm, float *values, size_t count,
                                            const char *label, fp8_stream stream);
 
 /* Whether everything is well so far: errors of NCCL, time. Never blocks. */
 FP8_API fp8_status fp8_comm_poll(fp8_comm *comm);
-/* fp8_stream_synchronize for streams with collectives: returns with the error where that would hang. */
+/* fp8_stream_synchronize for streams with collectives: returns with the error where that would
+ * hang. */
 FP8_API fp8_status fp8_comm_wait(fp8_comm *comm, fp8_stream stream);
-/* For a rank that cannot go on: fails the communicator here with `why`, at once on all ranks of a local
- * group; over NCCL the others run into their timeout (or NCCL's own error). */
+/* For a rank that cannot go on: fails the communicator here with `why`, at once on all ranks of a
+ * local group; over NCCL the others run into their timeout (or NCCL's own error). */
 FP8_API void fp8_comm_abort(fp8_comm *comm, const char *why);
 /* Compares a text of at most 255 bytes over all ranks. Blocks. FP8_ERR_COMM on every rank if they
  * differ, with both texts and the ranks: for hashes of specs, versions. */

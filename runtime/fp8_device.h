@@ -29,13 +29,13 @@ FP8_API fp8_status fp8_stream_synchronize(fp8_context *context, fp8_stream strea
 FP8_API fp8_status fp8_event_create(fp8_context *context, fp8_event **event);
 FP8_API void fp8_event_destroy(fp8_event *event);
 FP8_API fp8_status fp8_event_record(fp8_event *event, fp8_stream stream);
-/* Work enqueued on `stream` from now on waits for the event, which may be of another stream; nothing to
- * wait for if it was never recorded. */
+/* Work enqueued on `stream` from now on waits for the event, which may be of another stream;
+ * nothing to wait for if it was never recorded. */
 FP8_API fp8_status fp8_event_wait(fp8_event *event, fp8_stream stream);
 /* Seconds from start to end, both recorded; blocks until end has happened. */
 FP8_API fp8_status fp8_event_seconds(fp8_event *start, fp8_event *end, double *seconds);
 
-/* ---- the libraries that are opened at run time --------------------------------------------------- */
+/* ---- the libraries that are opened at run time ----------------------------------------------- */
 
 typedef enum fp8_library {
     FP8_LIBRARY_CUDA = 0,

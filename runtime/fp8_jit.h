@@ -86,8 +86,8 @@ typedef int (*fp8_provider)(void *user, const struct fp8_layer_description *desc
 /* Where layers come from that no bundle of the context has; provider NULL = from nowhere. */
 FP8_API fp8_status fp8_context_set_provider(fp8_context *context, fp8_provider provider,
                                             void *user);
-/* Gives an open bundle of this context to it: fp8_context_layer looks for layers in these first, in the
- * order given (not for layers of a spec text). The context closes it. */
+/* Gives an open bundle of this context to it: fp8_context_layer looks for layers in these first, in
+ * the order given (not for layers of a spec text). The context closes it. */
 FP8_API fp8_status fp8_context_add_bundle(fp8_context *context, fp8_bundle *bundle);
 
 /* The layer of this description: of a bundle given to the context, or one that the context has

@@ -2,9 +2,10 @@
  * fp8_model.h - weight parallel (FSDP, ZeRO-3) on top of fp8.h and fp8_comm.h: shards, hooks, the
  * model.
  *
- * Every rank holds rows of each weight. After the optimizer step the rows are quantised with the amax
- * of the whole weight (one all-reduce for all layers); before a pass the FP8 bytes of all ranks are
- * gathered, and after it the gradient is reduce-scattered. Two layers, the first usable alone:
+ * Every rank holds rows of each weight. After the optimizer step the rows are quantised with the
+ * amax of the whole weight (one all-reduce for all layers); before a pass the FP8 bytes of all
+ * ranks are gathered, and after it the gradient is reduce-scattered. Two layers, the first usable
+ * alone:
  *
  *     shard     quantise my shard, unpack what was gathered: for an engine that gathers itself
  *     model     layers + comm: gathers ahead on a stream of its own, and hooks for everything else
@@ -20,7 +21,7 @@
 extern "C" {
 #endif
 
-/* ---- shards: for an engine that gathers itself -------------------------------------------------- */
+/* ---- shards: for an engine that gathers itself ----------------------------------------------- */
 
 typedef enum fp8_shard_kind {
     FP8_SHARD_ROWS = 0, /* whole rows of w[N,K] */
@@ -53,8 +54,9 @@ typedef struct fp8_sharding {
 /* The shard of a rank: [first, first + count), in rows or elements, of chunks of `chunk`:
  * chunk = ceil(N / ranks) rows (rounded up to 128 for 128x128 scaling and with weight_scale shard),
  * or ceil(N K / ranks) elements;
- * first = min(rank * chunk, all), count = min(chunk, all - first). Pure arithmetic; each pointer may be
- * NULL. FP8_ERR_ARGUMENT; FP8_ERR_UNSUPPORTED: elements, and the recipe has more than one scale. */
+ * first = min(rank * chunk, all), count = min(chunk, all - first). Pure arithmetic; each pointer
+ * may be NULL. FP8_ERR_ARGUMENT; FP8_ERR_UNSUPPORTED: elements, and the recipe has more than one
+ * scale. */
 FP8_API fp8_status fp8_shard_range(const fp8_layer *layer, const fp8_sharding *sharding,
                                    int64_t *first, int64_t *count, int64_t *chunk);
 
@@ -73,9 +75,9 @@ FP8_API fp8_status fp8_shard_bytes(const fp8_layer *layer, const fp8_sharding *s
                                    size_t *bytes);
 
 /* How many amaxes a weight has: 1; K with recipe rowwise (of the columns); 1 that stays 0 with
- * scaling of 128 x 128; 1 of this shard alone with weight_scale shard, which is not reduced over the
- * ranks. Such a layer is sharded by rows over as many ranks as its bundle's fsdp says, in chunks of
- * whole 128 rows. */
+ * scaling of 128 x 128; 1 of this shard alone with weight_scale shard, which is not reduced over
+ * the ranks. Such a layer is sharded by rows over as many ranks as its bundle's fsdp says, in
+ * chunks of whole 128 rows. */
 FP8_API fp8_status fp8_shard_amaxes(const fp8_layer *layer, int64_t *count);
 
 /* What is quantised, or looked at. */
@@ -147,7 +149,7 @@ typedef struct fp8_unpack_args {
  * have one scale. */
 FP8_API fp8_status fp8_shard_unpack(const fp8_layer *layer, const fp8_unpack_args *args);
 
-/* ---- hooks ------------------------------------------------------------------------------------ */
+/* ---- hooks ----------------------------------------------------------------------------------- */
 
 /* What a hook is asked for. Valid during the call. */
 typedef struct fp8_hook_request {
@@ -189,9 +191,9 @@ typedef fp8_status (*fp8_weight_hook)(void *user, const fp8_hook_request *reques
  * the next call of it. */
 typedef fp8_status (*fp8_grad_hook)(void *user, const fp8_hook_request *request,
                                     const fp8_tensor *grad, fp8_event **done);
-/* output: y has been enqueued; the hook may enqueue work that reads or writes it. grad_output: called
- * before dy is read; the hook may write it or set *tensor to another of the same shape and dtype, the
- * caller's, read in work enqueued before the pass returns. */
+/* output: y has been enqueued; the hook may enqueue work that reads or writes it. grad_output:
+ * called before dy is read; the hook may write it or set *tensor to another of the same shape and
+ * dtype, the caller's, read in work enqueued before the pass returns. */
 typedef fp8_status (*fp8_tensor_hook)(void *user, const fp8_hook_request *request,
                                       fp8_tensor *tensor);
 
@@ -214,7 +216,7 @@ typedef struct fp8_hooks {
         }                                                                                          \
     }
 
-/* ---- model ------------------------------------------------------------------------------------ */
+/* ---- model ----------------------------------------------------------------------------------- */
 
 typedef struct fp8_model fp8_model;
 
@@ -308,7 +310,8 @@ FP8_API void fp8_model_destroy(fp8_model *model);
 FP8_API fp8_status fp8_model_rows(const fp8_model *model, int32_t layer, int64_t *first,
                                   int64_t *count);
 
-/* New values of all weights, after an optimizer step: amax of every shard, one all-reduce, then FP8. */
+/* New values of all weights, after an optimizer step: amax of every shard, one all-reduce, then
+ * FP8. */
 typedef struct fp8_model_update_args {
     uint32_t size;
     uint32_t reserved0;
@@ -401,8 +404,8 @@ FP8_API fp8_status fp8_model_backward(fp8_model *model, int32_t layer,
  * version that the model has, and counts as done from then on, though its values come with the
  * launch: after a capture that is dropped, update again. All ranks capture and launch the same.
  * Between a launch and calls outside the graph: fp8_model_join on the stream of the launch.
- * Collectives of a graph are not watched: where a rank does not launch it, fp8_comm_wait ends with the
- * timeout, and the error names the graph, not the collective.
+ * Collectives of a graph are not watched: where a rank does not launch it, fp8_comm_wait ends with
+ * the timeout, and the error names the graph, not the collective.
  * FP8_ERR_CAPTURE, from every call, and the capture goes on: a weight is still acquired that was
  * acquired on the other side of the capture; the model is in a capture that has not ended, and the
  * stream is not. */
@@ -419,7 +422,8 @@ typedef struct fp8_model_span {
     double start, finish; /* seconds from fp8_model_trace */
 } fp8_model_span;
 
-/* Starts to record up to `capacity` spans of work enqueued from now on (0: stops, frees). Allocates. */
+/* Starts to record up to `capacity` spans of work enqueued from now on (0: stops, frees).
+ * Allocates. */
 FP8_API fp8_status fp8_model_trace(fp8_model *model, int32_t capacity, fp8_stream stream);
 /* Blocks until all recorded work is done, writes the spans and forgets them. */
 FP8_API fp8_status fp8_model_spans(fp8_model *model, fp8_model_span *spans, int32_t *count);

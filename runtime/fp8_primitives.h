@@ -78,8 +78,8 @@ typedef struct fp8_transpose_args {
     uint64_t reserved[4];
 } fp8_transpose_args;
 
-/* target = q * scale_inv, exactly, as fp32 [rows, cols]. From the row copy if it is there, else from
- * the transposed one. */
+/* target = q * scale_inv, exactly, as fp32 [rows, cols]. From the row copy if it is there, else
+ * from the transposed one. */
 typedef struct fp8_dequantize_args {
     uint32_t size;
     uint32_t reserved0;

@@ -12,12 +12,14 @@
  *     fp8_state_running(state, &amaxes, &count);    all-reduce (max) of fp32, by any communicator
  *     fp8_state_advance(state, stream);
  *
- * Only tensors that were quantised since the last step roll. Others carry -1 ("did not run"), which a
- * maximum over ranks keeps unless some rank ran: all ranks of a group roll alike. A call without tokens
- * does not run its tensors. In evaluation set FP8_CALL_EVALUATE: nothing is noted, nothing rolls.
+ * Only tensors that were quantised since the last step roll. Others carry -1 ("did not run"), which
+ * a maximum over ranks keeps unless some rank ran: all ranks of a group roll alike. A call without
+ * tokens does not run its tensors. In evaluation set FP8_CALL_EVALUATE: nothing is noted, nothing
+ * rolls.
  *
- * The scale belongs to the bytes: an operand keeps the scales that it was quantised with, whatever the
- * state does afterwards. With an empty history the scale is 1, or the tensor's own (`calibrate`).
+ * The scale belongs to the bytes: an operand keeps the scales that it was quantised with, whatever
+ * the state does afterwards. With an empty history the scale is 1, or the tensor's own
+ * (`calibrate`).
  *
  * Calls on one state are ordered by the caller's stream, like all work on device memory.
  */
@@ -34,13 +36,14 @@ extern "C" {
  * algo, power_of_two and amax_group; a layer may occur in it many times, once for each weight that
  * it serves. The layers must outlive the state. All histories are empty. Blocks; allocates device
  * memory.
- * FP8_ERR_ARGUMENT: a layer of another recipe, or layers that differ; FP8_ERR_MEMORY; FP8_ERR_CUDA. */
+ * FP8_ERR_ARGUMENT: a layer of another recipe, or layers that differ; FP8_ERR_MEMORY;
+ * FP8_ERR_CUDA. */
 FP8_API fp8_status fp8_state_create(const fp8_layer *const *layers, int32_t count,
                                     fp8_state **state);
 FP8_API void fp8_state_destroy(fp8_state *state);
 
-/* An optimizer step: the amaxes noted since the last one become an entry of the history, and the scales
- * follow. One launch, asynchronous. Reduces nothing over ranks, whatever amax_group is. */
+/* An optimizer step: the amaxes noted since the last one become an entry of the history, and the
+ * scales follow. One launch, asynchronous. Reduces nothing over ranks, whatever amax_group is. */
 FP8_API fp8_status fp8_state_advance(fp8_state *state, fp8_stream stream);
 
 /* The amaxes noted since the last step: fp32[*count] in device memory, -1 for a tensor that did not
@@ -67,10 +70,10 @@ typedef struct fp8_state_view {
 
 FP8_API fp8_status fp8_state_describe(const fp8_state *state, fp8_state_view *view);
 
-/* Plain data, little-endian: { char[8] "fp8state", uint32 version (1), uint32 0, int64 tensors, int64
- * length }, then fp32 scale[tensors], fp32 running[tensors], int32 entries[tensors], fp32
- * history[length][tensors] with each tensor's entries at rows 0 .. entries - 1, oldest first.
- * Rows behind the entries are 0.
+/* Plain data, little-endian: { char[8] "fp8state", uint32 version (1), uint32 0, int64 tensors,
+ * int64 length }, then fp32 scale[tensors], fp32 running[tensors], int32 entries[tensors], fp32
+ * history[length][tensors] with each tensor's entries at rows 0 .. entries - 1, oldest first. Rows
+ * behind the entries are 0.
  * Loading into a state of another history_length keeps the newest entries; the number of tensors
  * must be the same. Scales are taken as saved: the next step changes them. The data is checked
  * before anything is changed: its header and size, and that every number is one that a state can

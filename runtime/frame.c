@@ -127,7 +127,8 @@ size_t fp8_frame_workspace_bytes(const struct fp8_layer *layer, fp8_pass pass, i
     for (int i = 0; i < steps->buffer_count; i++) {
         int index = steps->buffers[i];
         const struct fp8_buffer *buffer = &layer->plan->buffers[index];
-        /* Only fprop quantises into the workspace; the row copies of its other operand are given. */
+        /* Only fprop quantises into the workspace; the row copies of its other operand are
+         * given. */
         bool want_row = pass == FP8_PASS_FPROP && buffer->role == FP8_ROLE_X;
         if (is_scratch(layer, pass, index, want_row))
             bytes += bytes_of(buffer, fp8_dim_at(&buffer->rows, tokens),
@@ -266,8 +267,8 @@ static void *advance(void *address, int64_t elements, size_t element)
     return address ? (char *)address + (size_t)elements * element : NULL;
 }
 
-/* A cast of the whole weight, shard by shard: each has a scale of its own. Shards end at multiples of 128, so
- * that the pads of none reach into the next. */
+/* A cast of the whole weight, shard by shard: each has a scale of its own. Shards end at multiples
+ * of 128, so that the pads of none reach into the next. */
 static fp8_status cast_shards(const struct fp8_frame *frame, const struct fp8_step *step,
                               const fp8_value *args)
 {

@@ -1,19 +1,19 @@
 /*
  * gemm_cublaslt.c - a product through cuBLASLt: which algorithm, in place or through the stage.
  *
- * At creation the heuristic is asked once for every way to write the output in place; its candidates are
- * kept in its order, behind a measured one where the plan has one for this version of the library.
- * A call tries them until one is accepted and remembers that one; the memory is one atomic per way,
- * so threads need no lock. If all refuse, the heuristic is asked for the exact problem; only then
- * the call fails. The library loads a kernel when it runs it first, perhaps inside the capture of a
- * graph: the first run of each algorithm is in the relaxed capture mode.
+ * At creation the heuristic is asked once for every way to write the output in place; its
+ * candidates are kept in its order, behind a measured one where the plan has one for this version
+ * of the library. A call tries them until one is accepted and remembers that one; the memory is one
+ * atomic per way, so threads need no lock. If all refuse, the heuristic is asked for the exact
+ * problem; only then the call fails. The library loads a kernel when it runs it first, perhaps
+ * inside the capture of a graph: the first run of each algorithm is in the relaxed capture mode.
  *
  * The output goes in place where cuBLASLt's rules allow it (address, ld and row bytes multiples of
  * 16). Elsewhere it goes to the stage, whose rows are padded, in chunks of rows, and a store kernel
  * takes it from there: nothing outside the caller's tensor is ever touched. An output with a bias
- * and a 16-bit one that accumulates are staged in fp32, and the store adds, so that they are rounded
- * once. That is also the way of shapes and dtypes to which the library adds no bias, and of scales
- * by row, which the store applies.
+ * and a 16-bit one that accumulates are staged in fp32, and the store adds, so that they are
+ * rounded once. That is also the way of shapes and dtypes to which the library adds no bias, and of
+ * scales by row, which the store applies.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -187,8 +187,8 @@ void fp8_lt_range_destroy(struct fp8_lt_range *range)
     fp8_release(range);
 }
 
-/* Where everything goes in place the stage is rarely wanted, and to ask for it takes as long as for the rest
- * of a layer. Nothing is loaded or allocated by that. */
+/* Where everything goes in place the stage is rarely wanted, and to ask for it takes as long as for
+ * the rest of a layer. Nothing is loaded or allocated by that. */
 static void ask_staged(const struct fp8_gemm_plan *plan, int range)
 {
     struct fp8_lt_range *asked = plan->ranges[range].lt;
@@ -311,7 +311,8 @@ static fp8_status place_bias(const struct fp8_gemm_plan *plan, const struct fp8_
     return FP8_OK;
 }
 
-/* A vector of the operand's rows from `first` on, or the one scale of the tensor again and again. */
+/* A vector of the operand's rows from `first` on, or the one scale of the tensor again and
+ * again. */
 static void put_store_scales(fp8_scaling scaling, const fp8_value *scales, int64_t first,
                              fp8_value *vector, fp8_value *step)
 {

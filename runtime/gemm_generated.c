@@ -73,9 +73,9 @@ static fp8_status encode(const struct fp8_context *context, const struct fp8_ker
         (long long)view->pitch);
 }
 
-/* Whether TMA can write this output: address, pitch and row are whole steps of 16 bytes (a row that ends
- * within a step would have the rest of the step written too: measured), and it adds in the output's own
- * dtype. */
+/* Whether TMA can write this output: address, pitch and row are whole steps of 16 bytes (a row that
+ * ends within a step would have the rest of the step written too: measured), and it adds in the
+ * output's own dtype. */
 static bool is_mappable(const struct fp8_kernel *kernel, const struct view *out)
 {
     if (kernel->semantics.accumulate && out->dtype != FP8_DTYPE_FP32)

@@ -1,10 +1,10 @@
 /*
  * gemm_lt.h - cuBLASLt: one matrix product as the library wants it.
  *
- * Row-major out[rows, cols] = a[rows, depth] b[cols, depth]^T is, column-major, D (cols x rows) = B^T A with
- * both operands K-major: the only layout that FP8 has on Hopper. A bf16 operand may also be stored
- * transposed, [depth, rows]. Between gemm_lt.c, which speaks to the library, gemm_lt_problem.c, which
- * knows its rules, and gemm_cublaslt.c, which chooses.
+ * Row-major out[rows, cols] = a[rows, depth] b[cols, depth]^T is, column-major, D (cols x rows) =
+ * B^T A with both operands K-major: the only layout that FP8 has on Hopper. A bf16 operand may also
+ * be stored transposed, [depth, rows]. Between gemm_lt.c, which speaks to the library,
+ * gemm_lt_problem.c, which knows its rules, and gemm_cublaslt.c, which chooses.
  */
 #ifndef FP8_GEMM_LT_H
 #define FP8_GEMM_LT_H

@@ -6,8 +6,8 @@
  * the rows they are copied together; known since CUDA 12.9, on compute capability 9.0 only.
  *
  * Scales by row are not given to the library, whose mode for them multiplies by one vector and then
- * by the other: with the larger scale first a sum overflows that the result does not. The plain sums
- * go to a stage of fp32, and the store takes the smaller scale first.
+ * by the other: with the larger scale first a sum overflows that the result does not. The plain
+ * sums go to a stage of fp32, and the store takes the smaller scale first.
  *
  * What is moved lies at the head of the plan's workspace; the algorithms get the rest.
  */

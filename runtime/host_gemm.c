@@ -1,16 +1,16 @@
 /*
  * host_gemm.c - the op gemm on the CPU: out = (a b^T) * scales + bias (+ out).
  *
- * In: two matrices, FP8 with the scales of their layout or bf16, contraction along their rows (along
- * the columns of a bf16 one, if it is stored transposed), any leading dim; tails are never read.
- * Out: bf16, fp16 or float32 of any alignment and leading dim, rounded once from float64.
+ * In: two matrices, FP8 with the scales of their layout or bf16, contraction along their rows
+ * (along the columns of a bf16 one, if it is stored transposed), any leading dim; tails are never
+ * read. Out: bf16, fp16 or float32 of any alignment and leading dim, rounded once from float64.
  *
  * An item computes one block of the output. Per 128 of depth it decodes its strips of both operands
- * into float32 panels, [k][tile], and multiplies tile by tile: products of two values of FP8 or bf16
- * are exact in float32 (bf16: within its range), up to 128 of them are added in float32, and these
- * sums, times the scales of their blocks, are added in float64. So the error does not grow with the
- * depth, the result does not depend on threads or instruction set, and an element depends only on
- * its own row of a and row of b.
+ * into float32 panels, [k][tile], and multiplies tile by tile: products of two values of FP8 or
+ * bf16 are exact in float32 (bf16: within its range), up to 128 of them are added in float32, and
+ * these sums, times the scales of their blocks, are added in float64. So the error does not grow
+ * with the depth, the result does not depend on threads or instruction set, and an element depends
+ * only on its own row of a and row of b.
  */
 #include "runtime/host.h"
 

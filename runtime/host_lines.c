@@ -1,10 +1,10 @@
 /*
- * host_lines.c - the ops line_amax, line_scales and quantize_lines: a scale for every row of the row
- * copy and one for every column of the source, a row of the transposed copy.
+ * host_lines.c - the ops line_amax, line_scales and quantize_lines: a scale for every row of the
+ * row copy and one for every column of the source, a row of the transposed copy.
  *
- * In: a bf16 or float32 matrix. line_amax leaves the amax of every row within each 128 columns, that
- * of every column within each 128 rows, and column sums; line_scales makes one amax of each line and
- * its inverse scale, and dbias; quantize_lines casts both copies. Scales of padding are 0.
+ * In: a bf16 or float32 matrix. line_amax leaves the amax of every row within each 128 columns,
+ * that of every column within each 128 rows, and column sums; line_scales makes one amax of each
+ * line and its inverse scale, and dbias; quantize_lines casts both copies. Scales of padding are 0.
  */
 #include "runtime/host_tile.h"
 

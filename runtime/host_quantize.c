@@ -218,7 +218,8 @@ static void turn_item(void *user, int64_t index)
     fp8_host_tile_put_transposed(&job->copies, &tile);
 }
 
-/* The grid of 128x128 scales belongs to the other copy just as well, turned. from_ld 0: a scale for each row. */
+/* The grid of 128x128 scales belongs to the other copy just as well, turned. from_ld 0: a scale for
+ * each row. */
 static void turn_scales(const struct turn *job, const fp8_value *args)
 {
     const float *from = args[FP8_TRANSPOSE_scales].p;

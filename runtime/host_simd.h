@@ -22,8 +22,8 @@ struct fp8_host_simd {
 
     /* acc[i * ld + j] += sum over k < depth of a[k * tile_rows + i] * b[k * tile_cols + j]: the sum
      * in float32 in ascending k (products of two FP8 or bf16 values are exact), then, times
-     * row_factors[i] * col_factors[j] unless row_factors is NULL, added in float64. depth is at most
-     * FP8_HOST_PIECE. */
+     * row_factors[i] * col_factors[j] unless row_factors is NULL, added in float64. depth is at
+     * most FP8_HOST_PIECE. */
     void (*multiply)(const float *a, const float *b, int64_t depth, const double *row_factors,
                      const double *col_factors, double *acc, int64_t ld);
 

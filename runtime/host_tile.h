@@ -52,8 +52,8 @@ fp8_status fp8_host_source_init(struct fp8_host_source *source, const char *op, 
                                 const fp8_value *data_ld_rows_cols);
 /* FP8_ERR_UNSUPPORTED: not an FP8 format. */
 fp8_status fp8_host_format(const char *op, fp8_dtype format, int *to);
-/* Tiles that cover the matrix and the padding of its copies (of the transposed one, rows up to a multiple of 128);
- * sets copies->tile_cols. */
+/* Tiles that cover the matrix and the padding of its copies (of the transposed one, rows up to a
+ * multiple of 128); sets copies->tile_cols. */
 int64_t fp8_host_tile_count(struct fp8_host_copies *copies, int64_t rows, int64_t cols);
 
 /* Where tile `index` lies in a matrix of rows x cols. */

@@ -2,9 +2,9 @@
  * import.c - a weight that is FP8 already: its bytes and scales laid out as an operand.
  *
  * In: dense FP8 bytes on the device, scales on the host, one for each stretch of rows. Out: the row
- * copy of a weight. A weight of several parts with a scale each ([q; k; v]) is a weight of row scaling
- * whose vector of scales is constant along each part, so products need to know nothing of it. Along
- * the other dim such scales are no vector of a copy: only the row copy can be had.
+ * copy of a weight. A weight of several parts with a scale each ([q; k; v]) is a weight of row
+ * scaling whose vector of scales is constant along each part, so products need to know nothing of
+ * it. Along the other dim such scales are no vector of a copy: only the row copy can be had.
  */
 #include <string.h>
 

@@ -63,8 +63,8 @@ struct fp8_context {
     char name[128];
 };
 
-/* A number that no other call has: 63 bits, from a random start, so that what memory holds by chance is
- * no such number. */
+/* A number that no other call has: 63 bits, from a random start, so that what memory holds by
+ * chance is no such number. */
 static inline int64_t fp8_context_epoch(struct fp8_context *context)
 {
     return (int64_t)(atomic_fetch_add_explicit(&context->epoch, 2, memory_order_relaxed) >> 1);
@@ -106,12 +106,13 @@ struct fp8_uncaptured {
 /* FP8_ERR_CAPTURE if the stream is captured (NULL: any blocking stream); the context is entered. */
 fp8_status fp8_capture_check(const struct fp8_context *context, const char *call,
                              fp8_stream stream);
-/* Which capture the stream is in, by a number that no other capture of the process has; 0: none. The
- * context is entered. FP8_ERR_CAPTURE: it was broken, or the legacy stream cannot be used now. */
+/* Which capture the stream is in, by a number that no other capture of the process has; 0: none.
+ * The context is entered. FP8_ERR_CAPTURE: it was broken, or the legacy stream cannot be used
+ * now. */
 fp8_status fp8_capture_of(const struct fp8_context *context, const char *call, fp8_stream stream,
                           uint64_t *capture);
-/* For calls that block, load or allocate: the check, then the context entered and this thread in the
- * relaxed capture mode until leave. call NULL: no check, for what must always be undone. */
+/* For calls that block, load or allocate: the check, then the context entered and this thread in
+ * the relaxed capture mode until leave. call NULL: no check, for what must always be undone. */
 fp8_status fp8_uncaptured_enter(const struct fp8_context *context, const char *call,
                                 fp8_stream stream, struct fp8_uncaptured *entered);
 void fp8_uncaptured_leave(const struct fp8_context *context, const struct fp8_uncaptured *entered);
@@ -244,8 +245,8 @@ fp8_status fp8_check_rows(const char *call, const char *name, fp8_role role,
 fp8_status fp8_check_copies(const struct fp8_check *check, fp8_role role, uint32_t *copies);
 /* That the layer quantises at all. */
 fp8_status fp8_check_quantises(const struct fp8_check *check);
-/* Where a product reads this copy of the role's operand: that it is filled. Where it reads the caller's
- * tensor instead: that this is there; the operand is then optional. */
+/* Where a product reads this copy of the role's operand: that it is filled. Where it reads the
+ * caller's tensor instead: that this is there; the operand is then optional. */
 fp8_status fp8_check_factor(const struct fp8_check *check, fp8_role role, uint32_t copy,
                             const char *name, const fp8_operand *operand, const fp8_tensor *tensor);
 /* A device pointer to 4 bytes, or NULL. */
@@ -366,7 +367,8 @@ struct fp8_layer {
     char dtypes[FP8_PASS_COUNT][64];
 };
 
-/* Bytes of workspace for so many tokens; remembers the answer for the last M, as calls repeat it. */
+/* Bytes of workspace for so many tokens; remembers the answer for the last M, as calls repeat
+ * it. */
 size_t fp8_layer_workspace(const struct fp8_layer *layer, int64_t tokens);
 
 #endif

@@ -73,7 +73,8 @@ fp8_status fp8_manifest_layer(struct fp8_reader *reader, const struct fp8_manife
 fp8_status fp8_manifest_kernel_named(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                                      const json_t *record, const char *key, enum fp8_op op,
                                      const struct fp8_kernel **kernel);
-/* The keys a_scaling, b_scaling, a_transposed, b_transposed of a gemm kernel's semantics or step. */
+/* The keys a_scaling, b_scaling, a_transposed, b_transposed of a gemm kernel's semantics or
+ * step. */
 fp8_status fp8_manifest_gemm_semantics(struct fp8_reader *reader, const json_t *object,
                                        fp8_semantics *how);
 /* The steps of a list (manifest_steps.c): into the plan's pass. */

@@ -28,8 +28,9 @@ static size_t parameter_bytes(const struct fp8_kernel *kernel, int parameter)
     return fp8_op_arg_type(kernel->op, index) == FP8_ARG_INT32 ? sizeof(int32_t) : sizeof(int64_t);
 }
 
-/* The compiled kernel's own parameters, where the driver can tell them. A parameter past the manifest's
- * list is not asked for: memory checkers report the question as an error of the program. */
+/* The compiled kernel's own parameters, where the driver can tell them. A parameter past the
+ * manifest's list is not asked for: memory checkers report the question as an error of the
+ * program. */
 static fp8_status check_parameters(const struct fp8_context *context,
                                    const struct fp8_kernel *kernel)
 {

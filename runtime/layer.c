@@ -59,8 +59,8 @@ static size_t workspace_bytes(const struct fp8_layer *layer, int64_t tokens)
     return most;
 }
 
-/* tokens and bytes in one word, so that threads need no lock: 24 bits of M, 40 of whole 256 bytes beyond
- * the slack. What does not fit is worked out each time. */
+/* tokens and bytes in one word, so that threads need no lock: 24 bits of M, 40 of whole 256 bytes
+ * beyond the slack. What does not fit is worked out each time. */
 size_t fp8_layer_workspace(const struct fp8_layer *layer, int64_t tokens)
 {
     enum { TOKEN_BITS = 24, SLACK = FP8_PART_ALIGN - 1 };

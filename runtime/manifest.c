@@ -101,8 +101,8 @@ static size_t squeeze(const char *text, size_t length, char *out)
     return at;
 }
 
-/* Whether the digest is that of the text as it stands: so the generator writes it, and to make the compact
- * form anew takes as long as half of the parsing. */
+/* Whether the digest is that of the text as it stands: so the generator writes it, and to make the
+ * compact form anew takes as long as half of the parsing. */
 static fp8_status compare_text(const char *text, size_t length, const char *digest, bool *same)
 {
     char member[64], found[33];

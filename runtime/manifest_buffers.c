@@ -1,9 +1,10 @@
 /*
- * manifest_buffers.c - the buffers of one layer record: extents, dtypes, and what a layer must have.
+ * manifest_buffers.c - the buffers of one layer record: extents, dtypes, and what a layer must
+ * have.
  *
- * In: the JSON array. Out: buffers in the plan, and where each caller's tensor and each part of an operand is.
- * The caller's tensors must have the shapes that the layer's numbers give, operands the layout that fp8.h
- * documents: what follows computes addresses from those numbers.
+ * In: the JSON array. Out: buffers in the plan, and where each caller's tensor and each part of an
+ * operand is. The caller's tensors must have the shapes that the layer's numbers give, operands the
+ * layout that fp8.h documents: what follows computes addresses from those numbers.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,9 +1,10 @@
 /*
- * manifest_shard.c - what a manifest says of ranks: the mesh, and how each weight is spread over it.
+ * manifest_shard.c - what a manifest says of ranks: the mesh, and how each weight is spread over
+ * it.
  *
- * In: the JSON records. Out: the number of ranks, and per layer the rows of a rank's chunk, which must be
- * those that follow from N and the ranks: sums and gathers rely on it. The list of collectives is for
- * people; only its form is checked.
+ * In: the JSON records. Out: the number of ranks, and per layer the rows of a rank's chunk, which
+ * must be those that follow from N and the ranks: sums and gathers rely on it. The list of
+ * collectives is for people; only its form is checked.
  */
 #include "runtime/internal.h"
 #include "runtime/json_read.h"

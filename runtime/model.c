@@ -12,7 +12,8 @@
  *              where NCCL sums them: it does not in registered memory)
  *     amaxes   one number a layer, or one a column of its weight; those on which ranks do not agree
  *              (scales of tiles or of shards, weights of hooks) come last and stay here
- * and a stream on which every collective of the model runs, so that all ranks run them in one order.
+ * and a stream on which every collective of the model runs, so that all ranks run them in one
+ * order.
  */
 #include "runtime/model.h"
 
@@ -249,13 +250,15 @@ static size_t grad_bytes(fp8_model *model)
     return model->dbias_offset + align(dbias);
 }
 
-/* Whether the ranks agree on amaxes of it: not where no scale crosses a cut, and not of a hook's weight. */
+/* Whether the ranks agree on amaxes of it: not where no scale crosses a cut, and not of a hook's
+ * weight. */
 static bool is_agreed_on(const struct fp8_model_weight *weight)
 {
     return !weight->is_hooked && !weight->shard.is_tile && !weight->shard.own_scale;
 }
 
-/* Amaxes that the ranks agree on come first, behind them one for each other weight. Returns bytes. */
+/* Amaxes that the ranks agree on come first, behind them one for each other weight. Returns
+ * bytes. */
 static size_t lay_out_amaxes(fp8_model *model, float *at)
 {
     model->amaxes = at;
@@ -456,7 +459,8 @@ static fp8_status make_parts(fp8_model *model)
     return status;
 }
 
-/* All ranks or none: a rank that was alone in failing would be waited for in the first collective. */
+/* All ranks or none: a rank that was alone in failing would be waited for in the first
+ * collective. */
 static fp8_status make_parts_alike(fp8_model *model)
 {
     struct fp8_vote vote;

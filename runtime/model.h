@@ -14,8 +14,8 @@
 
 enum { FP8_MODEL_GRADS = 2, FP8_MODEL_NAME = 64 };
 
-/* A point in a stream's work; on the host everything is done when it is enqueued. Only work of the same
- * capture can wait for it. */
+/* A point in a stream's work; on the host everything is done when it is enqueued. Only work of the
+ * same capture can wait for it. */
 struct fp8_mark {
     void *event; /* CUevent */
     bool set;
@@ -139,8 +139,8 @@ fp8_status fp8_model_agree(const fp8_model *model, const fp8_model_options *opti
 
 /* ---- captures (model_capture.c) ---- */
 
-/* The model goes with the stream of a call into a capture and out of it, before anything is enqueued or
- * decided: nothing is gathered then, and its own stream is behind the caller's. */
+/* The model goes with the stream of a call into a capture and out of it, before anything is
+ * enqueued or decided: nothing is gathered then, and its own stream is behind the caller's. */
 fp8_status fp8_model_follow(const char *call, fp8_model *model, fp8_stream stream);
 /* FP8_ERR_CAPTURE: the model's own stream is in a capture that goes on, and not in `capture`. */
 fp8_status fp8_model_check_own(const char *call, const fp8_model *model, uint64_t capture);
@@ -161,8 +161,8 @@ fp8_status fp8_model_check_pass(const char *call, fp8_pass pass);
 
 /* ---- holding (model_hold.c) ---- */
 
-/* The weight for a pass, its slot held until release: an operand or, with compute bf16, w itself; the
- * other is NULL. */
+/* The weight for a pass, its slot held until release: an operand or, with compute bf16, w itself;
+ * the other is NULL. */
 fp8_status fp8_model_hold(fp8_model *model, int32_t layer, fp8_pass pass, const fp8_call *call,
                           const fp8_operand **weight, const fp8_tensor **w);
 void fp8_model_let_go(fp8_model *model, int32_t layer, fp8_stream stream);

@@ -1,8 +1,8 @@
 /*
  * model_advance.c - a step of delayed scaling whose amaxes are those of all ranks.
  *
- * The all-reduce goes to the model's stream, behind its other collectives, between the caller's work
- * before and after; the maximum keeps the -1 of tensors that ran on no rank.
+ * The all-reduce goes to the model's stream, behind its other collectives, between the caller's
+ * work before and after; the maximum keeps the -1 of tensors that ran on no rank.
  */
 #include <stdio.h>
 

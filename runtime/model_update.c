@@ -104,8 +104,8 @@ static fp8_status find_amaxes(fp8_model *model, const fp8_model_update_args *arg
     return FP8_OK;
 }
 
-/* On our stream, between the caller's work before and after: behind every gather that still reads the
- * shards. Where every shard has a scale of its own there is nothing to agree on. */
+/* On our stream, between the caller's work before and after: behind every gather that still reads
+ * the shards. Where every shard has a scale of its own there is nothing to agree on. */
 static fp8_status reduce_amaxes(fp8_model *model, fp8_stream stream)
 {
     char label[FP8_COMM_LABEL];

@@ -1,8 +1,8 @@
 /*
  * nccl_library.c - opens NCCL and fills the table of its functions, once a process.
  *
- * In: the environment, or the caller's way to look up functions. Out: a table with the version, or a
- * sentence that says what was searched. Also makes ids, which need nothing else.
+ * In: the environment, or the caller's way to look up functions. Out: a table with the version, or
+ * a sentence that says what was searched. Also makes ids, which need nothing else.
  */
 #include <dlfcn.h>
 #include <stdio.h>

@@ -123,7 +123,8 @@ typedef union fp8_value {
     int64_t i;
 } fp8_value;
 
-/* What an op computes, beyond its arguments: "semantics" of its kernel record, or of a gemm step. */
+/* What an op computes, beyond its arguments: "semantics" of its kernel record, or of a gemm
+ * step. */
 typedef struct fp8_semantics {
     fp8_dtype source_dtype; /* gemm: dtype of a */
     fp8_dtype second_dtype; /* gemm: dtype of b */

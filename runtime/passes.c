@@ -1,9 +1,9 @@
 /*
  * passes.c - the passes of forward: weight_update and fprop. Those of backward are in backward.c.
  *
- * Each pass has a check, which refuses before anything is enqueued, and a run that fills a frame and
- * runs the steps. An operand that a call fills is cleared first and set last, so that after an error
- * its fields never claim more than its bytes hold.
+ * Each pass has a check, which refuses before anything is enqueued, and a run that fills a frame
+ * and runs the steps. An operand that a call fills is cleared first and set last, so that after an
+ * error its fields never claim more than its bytes hold.
  */
 #include "runtime/internal.h"
 

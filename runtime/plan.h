@@ -244,8 +244,8 @@ struct fp8_pass_plan {
     bool uses_state;
 };
 
-/* How w[N,K] is spread over the ranks of the mesh: rank r has rows [r * rows, (r + 1) * rows) of it, as
- * far as there are any. */
+/* How w[N,K] is spread over the ranks of the mesh: rank r has rows [r * rows, (r + 1) * rows) of
+ * it, as far as there are any. */
 struct fp8_shard_plan {
     int64_t ranks;    /* of the mesh; one has no kernels of shards */
     int64_t rows;     /* of each chunk, pads of the last ones among them */
@@ -254,8 +254,8 @@ struct fp8_shard_plan {
     const char *group; /* neighbours of one group are gathered together; NULL: by itself */
 };
 
-/* The step lists of a layer: the passes, and what runs instead of quantising steps where the amax is
- * given. */
+/* The step lists of a layer: the passes, and what runs instead of quantising steps where the amax
+ * is given. */
 enum { FP8_PLAN_GIVEN_X = FP8_PASS_COUNT, FP8_PLAN_GIVEN_W, FP8_PLAN_GIVEN_DY, FP8_PLAN_COUNT };
 /* The list for a given amax of x, w, dy. */
 static inline fp8_pass fp8_given_pass(fp8_role role)

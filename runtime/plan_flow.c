@@ -2,8 +2,8 @@
  * plan_flow.c - what the steps of a pass leave: for each other, for the operand, for dbias.
  *
  * In: a pass whose steps stay inside their buffers. Out: yes, or a sentence. Partial results are
- * read only after a step that leaves them, every part of the pass's operand is written by some step,
- * and a fused step does what the two do that it stands for.
+ * read only after a step that leaves them, every part of the pass's operand is written by some
+ * step, and a fused step does what the two do that it stands for.
  */
 #include "runtime/plan_check.h"
 

@@ -1,6 +1,6 @@
 /*
- * primitives.c - quantize, amax, transpose, dequantize and gemm: the parts of the passes, for callers
- * of their own.
+ * primitives.c - quantize, amax, transpose, dequantize and gemm: the parts of the passes, for
+ * callers of their own.
  *
  * They run the same steps of the same plan as the passes: quantize those before the gemm, gemm that
  * one alone, amax the cast of a given amax without a target. transpose and dequantize are no steps;
@@ -118,8 +118,8 @@ static fp8_status check_amax(const fp8_layer *layer, const fp8_amax_args *args, 
     return fp8_check_call(&check, layer, &args->call);
 }
 
-/* The cast of a given amax, with no copy to write: what remains is the running maximum. Its scale is
- * taken from that same number and goes to scratch. */
+/* The cast of a given amax, with no copy to write: what remains is the running maximum. Its scale
+ * is taken from that same number and goes to scratch. */
 static fp8_status run_amax(const struct fp8_frame *frame, const struct fp8_step *cast,
                            const fp8_amax_args *args)
 {

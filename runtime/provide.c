@@ -309,7 +309,8 @@ static void warn_unprepared(const fp8_context *context, const fp8_bundle *bundle
                   fp8_description_name(d, name), milliseconds, kernels);
 }
 
-/* A provider's bundle; a second time if the first was damaged or removed between its check and ours. */
+/* A provider's bundle; a second time if the first was damaged or removed between its check and
+ * ours. */
 static fp8_status provide(fp8_context *context, const fp8_layer_description *d, bool preparing,
                           fp8_bundle **bundle)
 {
@@ -413,8 +414,8 @@ static void work(fp8_context *context, struct record *record, bool preparing)
     pthread_cond_broadcast(&registry->changed);
 }
 
-/* A provider asks the context for layers itself: would this thread, at work on others, wait for a record whose
- * worker waits for one of these? The lock is held. */
+/* A provider asks the context for layers itself: would this thread, at work on others, wait for a
+ * record whose worker waits for one of these? The lock is held. */
 static bool waits_for_itself(const struct record *record)
 {
     while (record && record->state == WORKING && !pthread_equal(record->worker, pthread_self()))

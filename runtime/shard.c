@@ -15,8 +15,8 @@ enum { FLAT = 2048 };
 
 /* ---- arithmetic ---- */
 
-/* The step that quantises w: cast with an amax from elsewhere, or by tiles; NULL: w's copies cannot be made from
- * rows alone. */
+/* The step that quantises w: cast with an amax from elsewhere, or by tiles; NULL: w's copies cannot
+ * be made from rows alone. */
 static const struct fp8_step *find_step(const fp8_layer *layer, bool *is_tile)
 {
     const struct fp8_layer_plan *plan = layer->plan;

@@ -32,12 +32,13 @@ struct fp8_shard_shape {
     size_t bytes;
 };
 
-/* Whether the weights of this layer can be sharded, and how. FP8_ERR_ARGUMENT, FP8_ERR_UNSUPPORTED. */
+/* Whether the weights of this layer can be sharded, and how. FP8_ERR_ARGUMENT,
+ * FP8_ERR_UNSUPPORTED. */
 fp8_status fp8_shard_shape_of(const char *call, const fp8_layer *layer,
                               const fp8_sharding *sharding, struct fp8_shard_shape *shape);
 
-/* shard_unpack.c: the transposed copy of a weight from its row copy, both in `operand`'s memory. The
- * workspace is not used. Enters no context: the caller has. */
+/* shard_unpack.c: the transposed copy of a weight from its row copy, both in `operand`'s memory.
+ * The workspace is not used. Enters no context: the caller has. */
 fp8_status fp8_shard_transpose(const fp8_layer *layer, const fp8_operand *operand,
                                const fp8_call *call);
 

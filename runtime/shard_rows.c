@@ -154,8 +154,8 @@ static fp8_status quantize_rows(const fp8_layer *layer, const fp8_shard_args *ar
     return run(layer, find_kernel(layer, FP8_OP_QUANTIZE_ROW), values, &args->call);
 }
 
-/* Amaxes of rows are found here, those of columns are handed over: two calls of line_scales, since the
- * latter stand for more rows than there are. */
+/* Amaxes of rows are found here, those of columns are handed over: two calls of line_scales, since
+ * the latter stand for more rows than there are. */
 static fp8_status make_scales(const fp8_layer *layer, const fp8_shard_args *args, float *row_maxima,
                               uint8_t *turned)
 {

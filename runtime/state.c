@@ -1,9 +1,10 @@
 /*
  * state.c - the state of delayed scaling: device memory, the roll, plain data.
  *
- * In: layers of recipe "delayed". The state is five arrays over tensors and a history in one piece of
- * device memory; passes get addresses into it (frame.c), the op roll makes a step of it. Saving copies
- * the piece to the host and puts each ring in order; loading checks, then makes the piece anew.
+ * In: layers of recipe "delayed". The state is five arrays over tensors and a history in one piece
+ * of device memory; passes get addresses into it (frame.c), the op roll makes a step of it. Saving
+ * copies the piece to the host and puts each ring in order; loading checks, then makes the piece
+ * anew.
  */
 #include "runtime/fp8_state.h"
 

@@ -1,10 +1,12 @@
 /*
- * bench_shard.c - `fp8gen bench shard`: what sharing the weights costs, on several GPUs of one host.
+ * bench_shard.c - `fp8gen bench shard`: what sharing the weights costs, on several GPUs of one
+ * host.
  *
- * In: ranks as threads of this process, a GPU each (or the host, to try the flow). Out: rows of bandwidths
- * by size, of weight gathers, of a training step against the same compute alone. Contenders run in turns
- * between two events; the slowest rank counts, medians over rounds. Two communicators serve the
- * comparison: one whose registered memory copy engines gather, one that is held to NCCL's kernels.
+ * In: ranks as threads of this process, a GPU each (or the host, to try the flow). Out: rows of
+ * bandwidths by size, of weight gathers, of a training step against the same compute alone.
+ * Contenders run in turns between two events; the slowest rank counts, medians over rounds. Two
+ * communicators serve the comparison: one whose registered memory copy engines gather, one that is
+ * held to NCCL's kernels.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -107,7 +109,7 @@ static const struct {
               { "step", shard_bench_step } };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
-/* ---- measuring ------------------------------------------------------------------------------------------ */
+/* ---- measuring ------------------------------------------------------------------------------- */
 
 /* What a turn is timed with; `lead` keeps the stream busy while the host enqueues. */
 struct clock {
@@ -116,9 +118,9 @@ struct clock {
 };
 enum { LEAD_BYTES = 256 << 20, SHORT_REPEATS = 10 };
 
-/* Device time that the host needs to get ahead, as it is within a step: fills of some 80 us, three for each run,
- * since a collective may take a busy host 200 us. A run of short ones behind it lets the ranks meet on the device
- * before the first event. */
+/* Device time that the host needs to get ahead, as it is within a step: fills of some 80 us, three
+ * for each run, since a collective may take a busy host 200 us. A run of short ones behind it lets
+ * the ranks meet on the device before the first event. */
 static int run_ahead(struct shard_bench_rank *r, struct shard_bench_item *item, int repeats,
                      const struct clock *clock)
 {
@@ -200,7 +202,7 @@ int shard_bench_measure(struct shard_bench_rank *r, struct shard_bench_item *ite
     return code;
 }
 
-/* ---- the ranks ------------------------------------------------------------------------------------------ */
+/* ---- the ranks ------------------------------------------------------------------------------- */
 
 static int open_comms(struct shard_bench_rank *r)
 {
@@ -253,7 +255,7 @@ static int work(struct cli_rank *rank, void *user)
     return code;
 }
 
-/* ---- the command ---------------------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 static const struct bench_shape standard[] = { { 6144, 4096, 4096, "" },
                                                { 4096, 4096, 4096, "" },

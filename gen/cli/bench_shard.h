@@ -63,17 +63,19 @@ struct shard_bench_times {
 
 /* bench_shard_rows.c: the table of the rows, unless they are JSON. */
 int shard_bench_open_rows(struct shard_bench *b);
-/* A row with its predictions and their errors and the fields of `more` (which is freed), on rank 0. */
+/* A row with its predictions and their errors and the fields of `more` (which is freed), on rank
+ * 0. */
 void shard_bench_row(struct shard_bench_rank *r, const struct bench_result *result,
                      const struct shard_bench_times *times, json_t *more);
-/* Predicted seconds of a collective; way: as fp8gen_collective_seconds. < 0: not known. Rank 0 alone asks. */
+/* Predicted seconds of a collective; way: as fp8gen_collective_seconds. < 0: not known. Rank 0
+ * alone asks. */
 double shard_bench_collective(const struct shard_bench_rank *r, const char *op, const char *way,
                               double bytes);
 
 /* How far off the predictions were over these ranks, as a row; then they are forgotten. */
 void shard_bench_errors(struct shard_bench *b);
 
-/* ---- bench_shard_gather.c, bench_shard_step.c: the cases; all ranks call them ------------------------ */
+/* ---- bench_shard_gather.c, bench_shard_step.c: the cases; all ranks call them ---------------- */
 
 int shard_bench_gathers(struct shard_bench_rank *r);
 int shard_bench_weights(struct shard_bench_rank *r);

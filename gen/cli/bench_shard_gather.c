@@ -1,8 +1,9 @@
 /*
  * bench_shard_gather.c - the cases "collectives" and "weights" of `fp8gen bench shard`.
  *
- * Bandwidths are those over one rank's links (bus): bytes a rank * (ranks - 1) / seconds for a gather; for
- * a reduce-scatter the same of what a rank receives. The bandwidth of the result (algorithm) is beside it.
+ * Bandwidths are those over one rank's links (bus): bytes a rank * (ranks - 1) / seconds for a
+ * gather; for a reduce-scatter the same of what a rank receives. The bandwidth of the result
+ * (algorithm) is beside it.
  */
 #include <stdio.h>
 #include <string.h>
@@ -123,7 +124,7 @@ static int measure_gather(struct shard_bench_rank *r, size_t bytes)
     return code;
 }
 
-/* ---- sums ----------------------------------------------------------------------------------------------- */
+/* ---- sums ------------------------------------------------------------------------------------ */
 
 struct sum {
     struct gather memory;
@@ -254,7 +255,7 @@ int shard_bench_gathers(struct shard_bench_rank *r)
     return code;
 }
 
-/* ---- weights -------------------------------------------------------------------------------------------- */
+/* ---- weights --------------------------------------------------------------------------------- */
 
 static fp8_sharding sharding_of(const struct shard_bench_rank *r)
 {

@@ -1,9 +1,11 @@
 /*
- * bench_shard_rows.c - the rows of `fp8gen bench shard`: what was measured, beside what is predicted.
+ * bench_shard_rows.c - the rows of `fp8gen bench shard`: what was measured, beside what is
+ * predicted.
  *
- * In: results of rank 0 with the seconds behind them. Out: rows of a table, or JSON objects; behind the rows of a
- * number of ranks one with the mean and the worst error of the predictions. They are of a GPU: on the host, which
- * shows the flow alone, nothing is predicted and the column is left out.
+ * In: results of rank 0 with the seconds behind them. Out: rows of a table, or JSON objects; behind
+ * the rows of a number of ranks one with the mean and the worst error of the predictions. They are
+ * of a GPU: on the host, which shows the flow alone, nothing is predicted and the column is left
+ * out.
  */
 #include <math.h>
 #include <string.h>

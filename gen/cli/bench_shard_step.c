@@ -1,11 +1,13 @@
 /*
- * bench_shard_step.c - the case "step" of `fp8gen bench shard`: a training step over sharded weights.
+ * bench_shard_step.c - the case "step" of `fp8gen bench shard`: a training step over sharded
+ * weights.
  *
- * Some blocks of the same layers, forward and backward in reverse, every layer with a weight, a saved
- * operand and a gradient shard of its own; x, y, dy and dx are shared by layers of one shape. Contenders,
- * in turns: the model object with FP8 gathers ahead and reduce-scatters behind, and the same passes with
- * the whole quantised weights resident and nothing between ranks. Each also with the quantisation of new
- * weights, as after an optimizer step: shards and one all-reduce, or whole weights.
+ * Some blocks of the same layers, forward and backward in reverse, every layer with a weight, a
+ * saved operand and a gradient shard of its own; x, y, dy and dx are shared by layers of one shape.
+ * Contenders, in turns: the model object with FP8 gathers ahead and reduce-scatters behind, and the
+ * same passes with the whole quantised weights resident and nothing between ranks. Each also with
+ * the quantisation of new weights, as after an optimizer step: shards and one all-reduce, or whole
+ * weights.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -74,7 +76,7 @@ static fp8_tensor tensor_of(const struct step_shape *shape, enum step_buffer buf
     return tensor;
 }
 
-/* ---- memory --------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static int open_shape(struct step *s, int index)
 {
@@ -231,7 +233,7 @@ static void close_step(struct step *s)
     free(s);
 }
 
-/* ---- the contenders ------------------------------------------------------------------------------------- */
+/* ---- the contenders -------------------------------------------------------------------------- */
 
 static int update_alone(struct step *s)
 {
@@ -342,7 +344,7 @@ static int run_sharded_updated(void *user)
     return code ? code : run_step(user, true);
 }
 
-/* ---- results -------------------------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 static double predicted(const struct step *s, const char *name)
 {

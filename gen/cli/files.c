@@ -6,8 +6,8 @@
  * by cli_temp_publish. A thread waits for SIGINT, SIGTERM and SIGHUP and removes the temporary
  * folders before the signal ends the program: a handler could not do that safely. What the main
  * thread then fails at is not reported: it waits for the end (cli_wait_if_ending). The folder of a
- * running build belongs to the library, which names it by cli_temp_guard. The thread is started with
- * the first temporary folder; threads made later inherit the blocked signals.
+ * running build belongs to the library, which names it by cli_temp_guard. The thread is started
+ * with the first temporary folder; threads made later inherit the blocked signals.
  */
 #include <dirent.h>
 #include <errno.h>

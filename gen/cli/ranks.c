@@ -1,11 +1,11 @@
 /*
  * ranks.c - starts the ranks of a command and joins them.
  *
- * In: how many ranks, and where. On the host they are threads of this process, any number of them; on
- * GPUs threads with a GPU each, or, started by torchrun, mpirun or srun, this process is one rank. Out:
- * every rank with a device, the bundle and a communicator. Devices and bundles are opened by all before
- * any joins: then a rank that cannot start ends the command instead of keeping the others waiting, and
- * no module is loaded while a collective runs.
+ * In: how many ranks, and where. On the host they are threads of this process, any number of them;
+ * on GPUs threads with a GPU each, or, started by torchrun, mpirun or srun, this process is one
+ * rank. Out: every rank with a device, the bundle and a communicator. Devices and bundles are
+ * opened by all before any joins: then a rank that cannot start ends the command instead of keeping
+ * the others waiting, and no module is loaded while a collective runs.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -16,7 +16,7 @@
 #include "gen/cli/cuda.h"
 #include "gen/cli/ranks.h"
 
-/* ---- who runs where ------------------------------------------------------------------------------------- */
+/* ---- who runs where -------------------------------------------------------------------------- */
 
 /* GPUs that this process sees; 0 if there is no driver. */
 static int gpu_count(void)
@@ -95,7 +95,7 @@ void cli_ranks_close(struct cli_ranks *all)
     cli_device_close(&all->lead);
 }
 
-/* ---- at work -------------------------------------------------------------------------------------------- */
+/* ---- at work --------------------------------------------------------------------------------- */
 
 /* What the threads share. */
 struct crew {
@@ -241,7 +241,7 @@ int cli_ranks_run(struct cli_ranks *all, const char *path,
     return crew.code;
 }
 
-/* ---- numbers between ranks ------------------------------------------------------------------------------ */
+/* ---- numbers between ranks ------------------------------------------------------------------- */
 
 int cli_rank_max(struct cli_rank *rank, float *values, int count)
 {

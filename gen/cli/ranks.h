@@ -26,17 +26,17 @@ struct cli_ranks {
     struct cli_device lead; /* the first rank's, open from the start */
 };
 
-/* Finds out who runs where, says what is missing (GPUs, with both numbers; another number of ranks than
- * the launcher started) and opens the first device. choice: "auto", "host", "cuda". */
+/* Finds out who runs where, says what is missing (GPUs, with both numbers; another number of ranks
+ * than the launcher started) and opens the first device. choice: "auto", "host", "cuda". */
 int cli_ranks_open(const char *choice, int ranks, double timeout, struct cli_ranks *all);
 void cli_ranks_close(struct cli_ranks *all);
-/* Calls work(rank, user) on every rank of this process, each with the bundle in `path` open on its device
- * and all joined. A rank that fails ends the others. Returns the first rank's exit code that is not
- * CLI_DONE. */
+/* Calls work(rank, user) on every rank of this process, each with the bundle in `path` open on its
+ * device and all joined. A rank that fails ends the others. Returns the first rank's exit code that
+ * is not CLI_DONE. */
 int cli_ranks_run(struct cli_ranks *all, const char *path,
                   int (*work)(struct cli_rank *rank, void *user), void *user);
-/* Whether the GPU of a rank waits for one that has gone: the process then ends by _Exit, for exit waits
- * for the GPU. */
+/* Whether the GPU of a rank waits for one that has gone: the process then ends by _Exit, for exit
+ * waits for the GPU. */
 bool cli_ranks_are_stuck(void);
 /* values[i] = maximum over ranks, in host memory; count <= 64. */
 int cli_rank_max(struct cli_rank *rank, float *values, int count);

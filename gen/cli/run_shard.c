@@ -1,12 +1,13 @@
 /*
  * run_shard.c - one rank of `fp8gen run --fsdp`: steps of training over sharded weights.
  *
- * In: the bundle, a communicator. Out: results per layer, the worst of all ranks. Every layer has a weight
- * and data of its own (shapes of a spec do not chain). A step quantises the ranks' rows with the amax of
- * all, runs forward over all layers and backward in reverse, in two micro-batches, through the model
- * object with its gathers ahead and its reduce-scatters behind; the next step has other weights. Layers
- * take turns in how micro-batches add up: every one reduced into an fp32 shard, or the whole dw
- * accumulated and reduced once. run_shard_check.c compares with the unsharded layer.
+ * In: the bundle, a communicator. Out: results per layer, the worst of all ranks. Every layer has a
+ * weight and data of its own (shapes of a spec do not chain). A step quantises the ranks' rows with
+ * the amax of all, runs forward over all layers and backward in reverse, in two micro-batches,
+ * through the model object with its gathers ahead and its reduce-scatters behind; the next step has
+ * other weights. Layers take turns in how micro-batches add up: every one reduced into an fp32
+ * shard, or the whole dw accumulated and reduced once. run_shard_check.c compares with the
+ * unsharded layer.
  *
  * With --shrink the last rank's second micro-batch is empty: it must take part in everything.
  */
@@ -36,7 +37,7 @@ fp8_call shard_call(const struct shard_rank *s, const struct shard_layer *l)
     return call;
 }
 
-/* ---- sizes ---------------------------------------------------------------------------------------------- */
+/* ---- sizes ----------------------------------------------------------------------------------- */
 
 static int64_t most_tokens(const struct shard_rank *s, const struct shard_layer *l)
 {
@@ -108,7 +109,7 @@ static int buffer_bytes(const struct shard_rank *s, const struct shard_layer *l,
     return CLI_DONE;
 }
 
-/* ---- layers --------------------------------------------------------------------------------------------- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
 static int open_layer(struct shard_rank *s, const json_t *record, int index)
 {
@@ -207,7 +208,7 @@ static int open_layers(struct shard_rank *s)
     return code ? code : open_workspace(s);
 }
 
-/* ---- the model ------------------------------------------------------------------------------------------ */
+/* ---- the model ------------------------------------------------------------------------------- */
 
 /* Numbers of gather groups: a new one where the name changes. */
 static uint32_t group_of(const struct shard_run *run, const char *layer, const char **before,
@@ -277,7 +278,7 @@ static int open_model(struct shard_rank *s)
     return status ? cli_fp8_failed(status, "rank %d: making the model", s->rank->rank) : CLI_DONE;
 }
 
-/* ---- data ----------------------------------------------------------------------------------------------- */
+/* ---- data ------------------------------------------------------------------------------------ */
 
 /* Fills a tensor with normal data of a seed of its own; whole tensors get the same on all ranks. */
 static int fill(struct shard_rank *s, int index, enum shard_buffer buffer, double sigma)
@@ -351,7 +352,7 @@ static int fill_batch(struct shard_rank *s)
     return code ? code : cli_buffer_fill(&s->rank->device, &s->workspace, 0xff);
 }
 
-/* ---- a step --------------------------------------------------------------------------------------------- */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 static int update(struct shard_rank *s)
 {

@@ -90,7 +90,7 @@ struct shard_rank {
     int step, micro_batch;
 };
 
-/* ---- run_shard.c ------------------------------------------------------------------------------------ */
+/* ---- run_shard.c ----------------------------------------------------------------------------- */
 
 /* One rank from its layers to its results; user is a struct shard_run. */
 int shard_work(struct cli_rank *rank, void *user);
@@ -101,17 +101,17 @@ fp8_tensor shard_tensor(const struct shard_rank *s, const struct shard_layer *l,
 /* l: whose pass it is; NULL: the whole model's. */
 fp8_call shard_call(const struct shard_rank *s, const struct shard_layer *l);
 
-/* ---- run_shard_check.c ---------------------------------------------------------------------------------- */
+/* ---- run_shard_check.c ----------------------------------------------------------------------- */
 
 /* Fills the unsharded layer's weight, and compares what was gathered with it. */
 int shard_check_weights(struct shard_rank *s);
-/* Compares y and dx of the micro-batch, and adds the unsharded gradients of all ranks to what dw must
- * be. */
+/* Compares y and dx of the micro-batch, and adds the unsharded gradients of all ranks to what dw
+ * must be. */
 int shard_check_batch(struct shard_rank *s);
 /* Compares this rank's rows of dw and dbias after the last micro-batch. */
 int shard_check_gradients(struct shard_rank *s);
 
-/* ---- run_shard_report.c ------------------------------------------------------------------------------ */
+/* ---- run_shard_report.c ---------------------------------------------------------------------- */
 
 struct shard_report;
 struct shard_report *shard_report_create(bool json, const char *model, const char *how,

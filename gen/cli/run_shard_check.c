@@ -1,12 +1,13 @@
 /*
  * run_shard_check.c - the verdicts of `fp8gen run --fsdp`: sharded against unsharded.
  *
- * In: a rank whose pass has ended. Every rank evaluates the unsharded layer on its own x and dy with the
- * whole weight, by the same library on the same device. Out: counts and shares per layer. The FP8 bytes
- * and scales of the gathered weight, y and dx must be the same bits, and the weight what the rules of quantisation
- * say. dw and dbias after the reduction must
- * be the sum (average) of all ranks' unsharded ones, taken in float64, within the roundings that sums in
- * their dtype may make: (terms + 2) half ulps of the sum of the terms' sizes for each element.
+ * In: a rank whose pass has ended. Every rank evaluates the unsharded layer on its own x and dy
+ * with the whole weight, by the same library on the same device. Out: counts and shares per layer.
+ * The FP8 bytes and scales of the gathered weight, y and dx must be the same bits, and the weight
+ * what the rules of quantisation say. dw and dbias after the reduction must
+ * be the sum (average) of all ranks' unsharded ones, taken in float64, within the roundings that
+ * sums in their dtype may make: (terms + 2) half ulps of the sum of the terms' sizes for each
+ * element.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -63,7 +64,7 @@ static int64_t count_different(const struct shard_rank *s, const void *a, const 
     return different;
 }
 
-/* ---- weights -------------------------------------------------------------------------------------------- */
+/* ---- weights --------------------------------------------------------------------------------- */
 
 /* Delayed weights that are shared take their scale from the amax that the ranks agreed on. */
 static int upload_amax(struct shard_rank *s, struct shard_layer *l)
@@ -196,7 +197,7 @@ int shard_check_weights(struct shard_rank *s)
     return code;
 }
 
-/* ---- a micro-batch -------------------------------------------------------------------------------------- */
+/* ---- a micro-batch --------------------------------------------------------------------------- */
 
 static fp8_status run_unsharded(struct shard_rank *s, struct shard_layer *l)
 {
@@ -245,7 +246,8 @@ static int compare_outputs(struct shard_rank *s, struct shard_layer *l)
     return code;
 }
 
-/* A block of a gradient as all ranks have it, of which this rank's rows are added to what they must sum to. */
+/* A block of a gradient as all ranks have it, of which this rank's rows are added to what they must
+ * sum to. */
 struct terms {
     const char *all; /* ranks * bytes */
     size_t bytes;
@@ -274,8 +276,9 @@ static void add_strip(void *user, int64_t index)
     }
 }
 
-/* Adds all ranks' values of this rank's rows to what they must sum up to, block by block: no rank has the whole
- * gradients of all. at: where in exact and sizes; row: elements of a row of the whole tensor. */
+/* Adds all ranks' values of this rank's rows to what they must sum up to, block by block: no rank
+ * has the whole gradients of all. at: where in exact and sizes; row: elements of a row of the whole
+ * tensor. */
 static int add_terms(struct shard_rank *s, struct shard_layer *l, enum shard_buffer buffer,
                      size_t at, int64_t row)
 {
@@ -325,7 +328,7 @@ int shard_check_batch(struct shard_rank *s)
     return code;
 }
 
-/* ---- gradients ------------------------------------------------------------------------------------------ */
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 /* One rounding to the dtype, as a share of the value. */
 static double half_ulp(fp8_dtype dtype)

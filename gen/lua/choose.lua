@@ -1,14 +1,16 @@
--- choose.lua - which configuration, or cuBLASLt, computes each GEMM of a model, range of M by range of M.
+-- choose.lua - which configuration, or cuBLASLt, computes each GEMM of a model, range of M by range
+-- of M.
 --
--- In: all GEMMs of the model (plan.lua's), the tuning entries that tuning.lua checked, and what the user
--- forced. Out: each GEMM's `ranges`: { min_tokens, max_tokens, choices }, first choice first; cuBLASLt is
--- always the last one, since it runs on every GPU that libfp8 runs on.
+-- In: all GEMMs of the model (plan.lua's), the tuning entries that tuning.lua checked, and what the
+-- user forced. Out: each GEMM's `ranges`: { min_tokens, max_tokens, choices }, first choice first;
+-- cuBLASLt is always the last one, since it runs on every GPU that libfp8 runs on.
 --
--- Three sources, in this order: a forced choice, a measured one (tuning), the model of tile.lua. Under the
--- model generated kernels come first unless cuBLASLt is predicted clearly faster: they need no staging.
+-- Three sources, in this order: a forced choice, a measured one (tuning), the model of tile.lua.
+-- Under the model generated kernels come first unless cuBLASLt is predicted clearly faster: they
+-- need no staging.
 --
--- Not obvious: every configuration costs compile time and bytes, so GEMMs of one kind (formats, output,
--- accumulation) share at most KEPT of them, picked for all layers at once.
+-- Not obvious: every configuration costs compile time and bytes, so GEMMs of one kind (formats,
+-- output, accumulation) share at most KEPT of them, picked for all layers at once.
 
 local tile = require "tile"
 
@@ -22,7 +24,7 @@ local USUAL = 8 -- weight of the range that holds the usual tokens, on 1 for ano
 
 local range_ends = { 16, 64, 256, 1024, 4096 } -- of M, for one choice each
 
--- ---- ranges and problems -------------------------------------------------------------------------
+-- ---- ranges and problems ------------------------------------------------------------------------
 
 -- Ranges from 1 to max_tokens, cut at the usual ends and at those of the tuning entries.
 local function ranges_of(gemm, entries)
@@ -80,9 +82,9 @@ local function fits(configuration, problem)
     return tile.fits(configuration, overwrite)
 end
 
--- Whether cuBLASLt is weighed against generated kernels. Where scales are of rows it is not: its sums take
--- a stage of fp32 and a second launch, whose time is no more than an estimate. Where one operand has scales of
--- blocks and the other one scale (the shards of w), it has no product at all.
+-- Whether cuBLASLt is weighed against generated kernels. Where scales are of rows it is not: its
+-- sums take a stage of fp32 and a second launch, whose time is no more than an estimate. Where one
+-- operand has scales of blocks and the other one scale (the shards of w), it has no product at all.
 local function is_weighed(problem) return problem.scaling ~= "row" and problem.scaling ~= "tile" end
 
 -- The best of a set of configurations (nil: of all); nil if none fits.
@@ -94,15 +96,15 @@ local function best_of(problem, set)
     end
 end
 
--- ---- the configurations of a kind ----------------------------------------------------------------
+-- ---- the configurations of a kind ---------------------------------------------------------------
 
 local function kind_of(gemm)
     return table.concat({ gemm.a_dtype, gemm.b_dtype, gemm.dtype, gemm.accumulation,
         gemm.scaling, gemm.accumulates and "add" or "" }, " ")
 end
 
--- A problem to pick configurations for. Sets of them are tried on it again and again, so their order is
--- found once: names, best first, and their seconds.
+-- A problem to pick configurations for. Sets of them are tried on it again and again, so their
+-- order is found once: names, best first, and their seconds.
 local function case_of(problem, weight)
     local case = {
         problem = problem,
@@ -165,7 +167,8 @@ local function set_for(cases)
     return set, count
 end
 
--- Whether cuBLASLt comes first beside a set of configurations, and would not beside the best one, for its call.
+-- Whether cuBLASLt comes first beside a set of configurations, and would not beside the best one,
+-- for its call.
 local function lacks_best(case, set)
     local ratio = patience(case.cublaslt)
     if ratio == CLEARLY then return false end
@@ -202,7 +205,7 @@ local function sets_for(gemms)
     return sets
 end
 
--- ---- choices -------------------------------------------------------------------------------------
+-- ---- choices ------------------------------------------------------------------------------------
 
 -- Three digits, thousands as they are.
 local function figure(problem, seconds)
@@ -313,8 +316,8 @@ local function tuned(gemm, range, entry, other)
     return { choice, cublaslt(gemm, tile.cublaslt_seconds(problem)) }
 end
 
--- The tuning entries of this GEMM: those of the way that it is usually used, and of the other. Files are of
--- GEMMs with one scale a tensor.
+-- The tuning entries of this GEMM: those of the way that it is usually used, and of the other.
+-- Files are of GEMMs with one scale a tensor.
 local function entries_of(gemm, tuning)
     local usual, other = {}, {}
     if gemm.scaling ~= "tensor" then return usual, other end

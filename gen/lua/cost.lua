@@ -1,12 +1,13 @@
 -- cost.lua - what a pass costs: bytes moved, FLOPs, and the seconds that follow on an H200.
 --
--- In: a layer as plan.lua made it, and its GEMMs with the seconds that choose.lua gave them. Out: per pass
--- { bytes, flops, seconds } for one call at the layer's usual tokens with contiguous, aligned tensors. For
--- people: nothing is chosen by it. It reads the plan's own steps and buffers, so it cannot disagree with
--- what runs. Bytes and FLOPs are floats: products of a legal spec's sizes pass 2^63.
+-- In: a layer as plan.lua made it, and its GEMMs with the seconds that choose.lua gave them. Out:
+-- per pass { bytes, flops, seconds } for one call at the layer's usual tokens with contiguous,
+-- aligned tensors. For people: nothing is chosen by it. It reads the plan's own steps and buffers,
+-- so it cannot disagree with what runs. Bytes and FLOPs are floats: products of a legal spec's
+-- sizes pass 2^63.
 --
--- The seconds are a model, not a measurement: quantise kernels move their bytes at a share of what a
--- plain copy reaches; a launch costs its gap; tile.lua knows the GEMMs.
+-- The seconds are a model, not a measurement: quantise kernels move their bytes at a share of what
+-- a plain copy reaches; a launch costs its gap; tile.lua knows the GEMMs.
 
 local dims = require "dims"
 local tile = require "tile"
@@ -21,7 +22,8 @@ local COPY_SHARE = 0.88 -- of that, reached by amax, quantise and store kernels
 local LAUNCH = 3e-6 -- seconds from one kernel's end to the next one's full speed
 
 -- A step of many layers takes longer than its passes one by one: the card stays at its power limit.
--- Measured over the predicted passes: six blocks of Llama-3 8B 1.07 to 1.11, two of Llama-3 70B 1.09.
+-- Measured over the predicted passes: six blocks of Llama-3 8B 1.07 to 1.11, two of Llama-3 70B
+-- 1.09.
 M.SUSTAINED = 1.09
 
 -- Seconds of a kernel that moves so many bytes.
@@ -50,8 +52,8 @@ local function by_cublaslt(step, tokens)
     end
 end
 
--- Bytes into the stage and from there to out, and the seconds that they take. Those of scales a row are
--- in the seconds of the product already.
+-- Bytes into the stage and from there to out, and the seconds that they take. Those of scales a row
+-- are in the seconds of the product already.
 local function stage_cost(step, rows, cols)
     local bytes = 2.0 * rows * cols * SIZE[step.store.overwrite.stage_dtype]
     if step.a_scaling == "row" or step.b_scaling == "row" then return bytes, 0.0 end
@@ -78,7 +80,8 @@ local function step_cost(step, sizes, tokens, gemm)
     return bytes, 0.0, M.moving(bytes)
 end
 
--- A pair of steps that one kernel takes the place of where the tensor fits on chip: its cost, else nil.
+-- A pair of steps that one kernel takes the place of where the tensor fits on chip: its cost, else
+-- nil.
 local function alternative_cost(step, sizes, tokens)
     local other = step.alternative
     if not other then return nil end

@@ -1,7 +1,8 @@
--- dims.lua - sizes of a layer's buffers: element sizes, rounding, and the dims of the bundle format.
+-- dims.lua - sizes of a layer's buffers: element sizes, rounding, and the dims of the bundle
+-- format.
 --
--- A dim is a number, or, where it depends on the tokens of a call, the record { of, div, pad, max } that
--- the runtime computes (runtime/bundle_format.h): min(roundup(ceil(of / div), pad), max).
+-- A dim is a number, or, where it depends on the tokens of a call, the record { of, div, pad, max }
+-- that the runtime computes (runtime/bundle_format.h): min(roundup(ceil(of / div), pad), max).
 
 local M = {}
 

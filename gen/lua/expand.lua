@@ -4,11 +4,11 @@
 --   $name         the value of a parameter or of a Lua local      $(expr)   of a Lua expression
 --   $$            a dollar                                        all else  CUDA, copied as it is
 --
--- Each template line becomes exactly one line of a Lua chunk that bears the template's name, so Lua's
--- own errors name the template's lines. In the output a #line stands only where its lines and the
--- template's are out of step, so the compiler's errors, -lineinfo and profilers name them as well.
--- Templates set no policy and hold no state: parameters come from the plan alone, a name that the plan
--- did not set is an error at its line, and so is an assignment to a global.
+-- Each template line becomes exactly one line of a Lua chunk that bears the template's name, so
+-- Lua's own errors name the template's lines. In the output a #line stands only where its lines and
+-- the template's are out of step, so the compiler's errors, -lineinfo and profilers name them as
+-- well. Templates set no policy and hold no state: parameters come from the plan alone, a name that
+-- the plan did not set is an error at its line, and so is an assignment to a global.
 --
 -- Knows nothing of layers or of NVRTC.
 
@@ -106,8 +106,8 @@ local function check_expression(ctx, number, column, expression)
     end
 end
 
--- One substitution that begins with the dollar at `at`: the Lua that gives its text, and where to go
--- on.
+-- One substitution that begins with the dollar at `at`: the Lua that gives its text, and where to
+-- go on.
 local function substitution(ctx, number, line, at)
     local after = line:sub(at + 1, at + 1)
     if after == "$" then return '"$"', at + 2 end
@@ -190,8 +190,8 @@ local function ends_in_comment(text, inside)
     end
 end
 
--- Collects the output and keeps it in step with the template. Inside a comment or after a backslash a
--- #line would not be one, so it waits.
+-- Collects the output and keeps it in step with the template. Inside a comment or after a backslash
+-- a #line would not be one, so it waits.
 local function writer(ctx)
     local parts, expected, waits, inside = {}, 1, false, false
     local function line(number, pieces)
@@ -278,8 +278,8 @@ end
 -- ---- the module --------------------------------------------------------------------------------
 
 -- name: of the template, for #line; text: the template; params: name -> string, number or boolean;
--- shown: the template's name in errors (default: name). The output is to be compiled under `name`: it
--- begins in step with line 1 of the template.
+-- shown: the template's name in errors (default: name). The output is to be compiled under `name`:
+-- it begins in step with line 1 of the template.
 function M.expand(name, text, params, shown)
     local ctx = { name = name, shown = shown or name, text = text, lines = split(text) }
     local nul = text:find("\0", 1, true)
@@ -317,9 +317,9 @@ local function comment_list(out, head, words)
     out[#out + 1] = line
 end
 
--- The block on top of a written kernel: what it is and how to make it again. It holds no time, host or
--- path, and is no part of what is compiled, so that equal kernels of different models stay equal.
--- info: generator, model, layers (list of names), kernel, template, parameters.
+-- The block on top of a written kernel: what it is and how to make it again. It holds no time, host
+-- or path, and is no part of what is compiled, so that equal kernels of different models stay
+-- equal. info: generator, model, layers (list of names), kernel, template, parameters.
 function M.provenance(info)
     local out = {
         ("// Made by fp8gen %s from the template %s; edit that, not this."):format(info.generator,

@@ -326,9 +326,10 @@ function index_methods:likeness(entry, fields)
 end
 
 -- The call that made a record { path, name, line, fields }, where debug info places it on `line`;
--- calls of a path without a dot have a name (nil = none or not a literal). Versions of Lua differ in
--- what they call the line: that of the callee, of the name or of the brace. A call with just this
--- name goes before one whose name is computed; of several on one line the one most like the record.
+-- calls of a path without a dot have a name (nil = none or not a literal). Versions of Lua differ
+-- in what they call the line: that of the callee, of the name or of the brace. A call with just
+-- this name goes before one whose name is computed; of several on one line the one most like the
+-- record.
 function index_methods:entry(record)
     local line = record.line
     local calls = self:calls(record.path, not record.path:find(".", 1, true))

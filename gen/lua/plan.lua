@@ -1,15 +1,16 @@
--- plan.lua - from a checked model to what runs: buffers, steps and kernels of every layer, with reasons.
+-- plan.lua - from a checked model to what runs: buffers, steps and kernels of every layer, with
+-- reasons.
 --
--- In: the model table that spec.lua made (every value present and checked), and `format`, the facts of
--- the bundle format that C hands over so that they are written down once: the ops with their arguments
--- in order, the paddings, and the value that becomes JSON's null; the tuning entries, if any. Out: the
--- manifest of a bundle (runtime/bundle_format.h) without what only C knows (versions, hashes, cubins,
--- digest), and for people `cost` of every layer and what is `predicted` of a step.
+-- In: the model table that spec.lua made (every value present and checked), and `format`, the facts
+-- of the bundle format that C hands over so that they are written down once: the ops with their
+-- arguments in order, the paddings, and the value that becomes JSON's null; the tuning entries, if
+-- any. Out: the manifest of a bundle (runtime/bundle_format.h) without what only C knows (versions,
+-- hashes, cubins, digest), and for people `cost` of every layer and what is `predicted` of a step.
 --
--- Policy lives in the files it puts together: plan_buffers.lua (memory), plan_steps.lua (quantising),
--- plan_gemms.lua (products and their outputs), plan_kernels.lua (variants and launches), choose.lua (what
--- computes each GEMM), cost.lua. Knows nothing of CUDA text or of a device; a pure function, in the order of
--- the spec.
+-- Policy lives in the files it puts together: plan_buffers.lua (memory), plan_steps.lua
+-- (quantising), plan_gemms.lua (products and their outputs), plan_kernels.lua (variants and
+-- launches), choose.lua (what computes each GEMM), cost.lua. Knows nothing of CUDA text or of a
+-- device; a pure function, in the order of the spec.
 
 local buffers = require "plan_buffers"
 local choose = require "choose"
@@ -58,8 +59,8 @@ local function passes_of(c, operands)
     }
 end
 
--- The steps for operands whose amax the caller knows; null where scales are not of tensors. A w with scales of
--- shards has none.
+-- The steps for operands whose amax the caller knows; null where scales are not of tensors. A w
+-- with scales of shards has none.
 local function given_of(c, operands)
     local given = {}
     for _, name in ipairs(OPERANDS) do
@@ -85,15 +86,16 @@ local function dequantize_of(c, operands)
     return list
 end
 
--- w's transposed copy can be made of its row copy where both have the same scales, or scales of shards.
+-- w's transposed copy can be made of its row copy where both have the same scales, or scales of
+-- shards.
 local function transpose_of(c, operands)
     local w = operands.w.scaling
     if not w or w.make ~= "shards" and (w.row ~= w.transposed or w.row == "row") then return c.null end
     return c.kernel("transpose", { source_dtype = "uint8", target_dtype = "uint8" })
 end
 
--- The kernels that add up dw and dbias over the ranks, as they are or into fp32 sums over micro-batches;
--- nil for one rank.
+-- The kernels that add up dw and dbias over the ranks, as they are or into fp32 sums over
+-- micro-batches; nil for one rank.
 local function sums_of(c)
     if c.ranks == 1 then return nil end
     local list, seen = {}, {}
@@ -109,7 +111,8 @@ local function sums_of(c)
     return list
 end
 
--- The kernel for the amaxes of a shard's columns, where w's rows or columns have scales of their own.
+-- The kernel for the amaxes of a shard's columns, where w's rows or columns have scales of their
+-- own.
 local function maxima_of(c, operands)
     local w = operands.w.scaling
     if c.ranks == 1 or not w or w.row ~= "row" or w.make == "shards" then return nil end
@@ -131,7 +134,8 @@ end
 -- Seconds of the kernel that adds what an exchange brought: as many parts as ranks, and the sum.
 local function adding(bytes, ranks) return cost.moving(bytes * (ranks + 1.0) / ranks) end
 
--- Predicted seconds of a collective as a model runs it: a reduce_scatter is an exchange and our sum.
+-- Predicted seconds of a collective as a model runs it: a reduce_scatter is an exchange and our
+-- sum.
 local function seconds_of(item, ranks)
     local sums = item.op == "reduce_scatter"
     local seconds = step.collective(sums and "all_to_all" or item.op, item.bytes, ranks)
@@ -166,7 +170,8 @@ local function timed(layer, record, ranks, format)
     return timing
 end
 
--- Predicted seconds of one training step of all layers, each as often as the model has it; null: not known.
+-- Predicted seconds of one training step of all layers, each as often as the model has it; null:
+-- not known.
 local function predicted_of(model, layers, format)
     local list, ranks = {}, model.mesh.fsdp
     for i, layer in ipairs(model.layers) do list[i] = timed(layer, layers[i], ranks, format) end

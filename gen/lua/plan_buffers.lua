@@ -67,8 +67,8 @@ local scale_dims = {
     end,
 }
 
--- Scales and copies of one operand of rows x cols; each copy padded along its contraction. scaling: the
--- operand's entry in recipe.lua.
+-- Scales and copies of one operand of rows x cols; each copy padded along its contraction. scaling:
+-- the operand's entry in recipe.lua.
 local function operand_buffers(list, format, scaling, name, dtype, rows, cols)
     local function part(what, part_dtype, part_rows, part_cols)
         list[#list + 1] = {
@@ -91,7 +91,8 @@ local function operand_buffers(list, format, scaling, name, dtype, rows, cols)
     copy("transposed", cols, rows)
 end
 
--- Rows of cols elements for an output that the backend cannot write in place; whole groups of `group` rows.
+-- Rows of cols elements for an output that the backend cannot write in place; whole groups of
+-- `group` rows.
 local function stage_buffer(name, dtype, rows, cols, group)
     local width = roundup(cols, 128 // SIZE[dtype])
     local most = math.max(1, STAGE_CAP // (width * SIZE[dtype]) // group) * group
@@ -99,8 +100,8 @@ local function stage_buffer(name, dtype, rows, cols, group)
     return { name = name, dtype = dtype, rows = dim(rows, rule), cols = width }
 end
 
--- A bias is added when the stage is stored: cuBLASLt adds one to some dtypes and shapes only. Scales of
--- rows are applied there. And cuBLASLt has no product of bf16 that gives fp16.
+-- A bias is added when the stage is stored: cuBLASLt adds one to some dtypes and shapes only.
+-- Scales of rows are applied there. And cuBLASLt has no product of bf16 that gives fp16.
 local function stage_dtype(layer, pass, a, dtype)
     local row = recipe.of(layer)
     local plain = row.plain and row.plain[pass]
@@ -136,7 +137,8 @@ local function line_buffers(list, name, extents, columns, format)
     end
 end
 
--- What quantising leaves between its launches: amaxes of the tensor or of its lines, sums for dbias.
+-- What quantising leaves between its launches: amaxes of the tensor or of its lines, sums for
+-- dbias.
 local function quantise_buffers(list, layer, row, format, ranks)
     local n, k = layer.out_features, layer.in_features
     local extents = { x = { "M", k }, w = { n, k }, dy = { "M", n } }

@@ -1,7 +1,8 @@
--- plan_gemms.lua - the three GEMMs of a layer: what multiplies what, by which kernels, how outputs are written.
+-- plan_gemms.lua - the three GEMMs of a layer: what multiplies what, by which kernels, how outputs
+-- are written.
 --
--- In: a checked layer; then, with the ranges that choose.lua set, the layer's plan in the making. Out: GEMM
--- records for choose.lua, gemm steps and gemm kernels of the bundle format.
+-- In: a checked layer; then, with the ranges that choose.lua set, the layer's plan in the making.
+-- Out: GEMM records for choose.lua, gemm steps and gemm kernels of the bundle format.
 
 local buffers = require "plan_buffers"
 local dims = require "dims"
@@ -47,8 +48,8 @@ local scaling_names = {
     ["tensor tile"] = "_btile",
 }
 
--- The generated GEMM of a configuration (tile.lua). semantics: source_dtype of a, second_dtype of b,
--- target_dtype, accumulate, a_scaling, b_scaling.
+-- The generated GEMM of a configuration (tile.lua). semantics: source_dtype of a, second_dtype of
+-- b, target_dtype, accumulate, a_scaling, b_scaling.
 function M.kernel(c, semantics, accumulation, biased)
     local s, run = semantics, tile.run_of(accumulation)
     local row_scaled = s.a_scaling == "row" or s.b_scaling == "row"
@@ -173,8 +174,8 @@ local function output_reason(out, dtype, cols)
     return ("%s staged where its rows are packed: %d bytes are no multiple of 16"):format(out, bytes)
 end
 
--- The arguments and fields of one operand (side "a" or "b"): an FP8 copy with its scales, or the caller's
--- own tensor.
+-- The arguments and fields of one operand (side "a" or "b"): an FP8 copy with its scales, or the
+-- caller's own tensor.
 local function operand_args(c, g, side)
     local name, copy, scaling = g[side], g[side .. "_copy"], g[side .. "_scaling"]
     local buffer = copy and name .. "_" .. copy or name
@@ -255,8 +256,8 @@ padded, so every M, N, K fits"):format(g.a_dtype, g.b_dtype, scalings[g.a_scalin
     return how .. "; " .. out
 end
 
--- What the recipe says of a GEMM's operands: dtype, scaling, and the copy, or the caller's tensor, which
--- lies across the contraction where a copy would be transposed.
+-- What the recipe says of a GEMM's operands: dtype, scaling, and the copy, or the caller's tensor,
+-- which lies across the contraction where a copy would be transposed.
 local function set_operands(layer, g)
     local row, format = recipe.of(layer), recipe.formats(layer)
     g.plain = row.plain and row.plain[g.pass]

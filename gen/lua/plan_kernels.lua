@@ -1,8 +1,8 @@
 -- plan_kernels.lua - the kernels of a bundle: each variant once, in the order of first use.
 --
--- In: a kind and what it shall compute (semantics). Out: the kernel record of runtime/bundle_format.h
--- without hashes and cubins: template, parameters, launch. One table says it for every kind but the
--- GEMMs (plan_gemms.lua). Knows nothing of layers.
+-- In: a kind and what it shall compute (semantics). Out: the kernel record of
+-- runtime/bundle_format.h without hashes and cubins: template, parameters, launch. One table says
+-- it for every kind but the GEMMs (plan_gemms.lua). Knows nothing of layers.
 
 local M = {}
 
@@ -29,8 +29,8 @@ local function cast_name(beginning)
     end
 end
 
--- One text serves both formats where the format is an argument (and stores that add and those that do not):
--- half the compilations.
+-- One text serves both formats where the format is an argument (and stores that add and those that
+-- do not): half the compilations.
 local function unit_name(beginning)
     return function(s) return name_of(beginning, s.source_dtype, s.power_of_two and "pow2" or "") end
 end
@@ -57,8 +57,8 @@ local function elements(tile_elements, ctas_per_sm, max_ctas)
     }
 end
 
--- persistent: no more CTAs than fit, which go on from tile to tile; else a CTA a tile, unless the call
--- leaves SMs free.
+-- persistent: no more CTAs than fit, which go on from tile to tile; else a CTA a tile, unless the
+-- call leaves SMs free.
 local function tiles(tile_rows, tile_cols, ctas_per_sm, persistent)
     return {
         rule = "tiles",
@@ -75,7 +75,8 @@ local function tile_bytes(s) return TILE * TILE * SIZE[s.source_dtype] end
 
 M.FUSED_CTAS = 512 -- at most, of a cooperative launch
 
--- Tiles that each of the two teams of a fused CTA holds in shared memory; of bf16, one more in registers.
+-- Tiles that each of the two teams of a fused CTA holds in shared memory; of bf16, one more in
+-- registers.
 function M.fused_held(s) return s.source_dtype == "bf16" and 3 or 1 end
 
 -- Elements that it holds.
@@ -84,8 +85,9 @@ function M.fused_elements(s)
     return 2 * tiles_held * TILE * TILE
 end
 
--- What the plan says of each kind of kernel: op, template, launch, and how a variant is called. `over`:
--- the arguments of the op that are the grid's rows and cols, where these are not rows and cols.
+-- What the plan says of each kind of kernel: op, template, launch, and how a variant is called.
+-- `over`: the arguments of the op that are the grid's rows and cols, where these are not rows and
+-- cols.
 local kernel_kinds = {
     amax = {
         op = "amax",
@@ -294,8 +296,8 @@ local function plain_kernel(kind_name, semantics, format)
         overlaps = not kind.cooperative or nil, -- start_kernel waits
     }
 end
--- The kernels of one bundle. Returns the list, a function that adds a kernel of a kind, and one that adds
--- a finished record; both give its name.
+-- The kernels of one bundle. Returns the list, a function that adds a kernel of a kind, and one
+-- that adds a finished record; both give its name.
 function M.set(format)
     local list, by_name = {}, {}
     local function add(kernel)

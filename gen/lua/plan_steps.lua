@@ -1,13 +1,15 @@
--- plan_steps.lua - the quantise steps of a layer: which kernels make an operand, from what, with which arguments.
+-- plan_steps.lua - the quantise steps of a layer: which kernels make an operand, from what, with
+-- which arguments.
 --
--- In: the layer's plan in the making (plan.lua), an operand. Out: steps of the bundle format, with reasons.
--- How the copies of an operand are made is a word of its row in recipe.lua; `makers` says what that is.
+-- In: the layer's plan in the making (plan.lua), an operand. Out: steps of the bundle format, with
+-- reasons. How the copies of an operand are made is a word of its row in recipe.lua; `makers` says
+-- what that is.
 --
--- An operand here: name, dtype of its source, rows, cols, scaling (its entry in recipe.lua), dbias (true:
--- its column sums are wanted too), when (a buffer, or null).
+-- An operand here: name, dtype of its source, rows, cols, scaling (its entry in recipe.lua), dbias
+-- (true: its column sums are wanted too), when (a buffer, or null).
 --
--- Not obvious: dbias is added up by the ops quantize and line_scales where there is one; after the others by
--- column_sums.
+-- Not obvious: dbias is added up by the ops quantize and line_scales where there is one; after the
+-- others by column_sums.
 
 local kernels = require "plan_kernels"
 local recipe = require "recipe"
@@ -211,7 +213,8 @@ local function line_maxima(c, o)
     }
 end
 
--- A scale for every row of the row copy and every column of the source, from the amaxes of all of these.
+-- A scale for every row of the row copy and every column of the source, from the amaxes of all of
+-- these.
 local function line_steps(c, o)
     local passes = contractions[o.name]
     local both = o.scaling.transposed ~= nil
@@ -351,8 +354,8 @@ local function turn_scales_step(c, o, reason)
     }
 end
 
--- Each of the first two steps runs for every shard by itself (runtime/frame.c). The amax is that of a cast
--- which casts nothing: a rank that has its shard alone runs the same kernels.
+-- Each of the first two steps runs for every shard by itself (runtime/frame.c). The amax is that of
+-- a cast which casts nothing: a rank that has its shard alone runs the same kernels.
 function makers.shards(c, o)
     local known = { buffer = "shard_amaxes", is_amax = true }
     local cast = cast_step(c, o, known,
@@ -378,8 +381,8 @@ function M.quantize(c, o)
     return list
 end
 
--- The same operand where the caller hands its amax over; nil where scales are not of tensors, no steps where
--- they are of shards.
+-- The same operand where the caller hands its amax over; nil where scales are not of tensors, no
+-- steps where they are of shards.
 function M.given(c, o)
     if o.scaling.make == "shards" then return {} end
     if o.scaling.row ~= "tensor" then return nil end

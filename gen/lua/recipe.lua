@@ -1,11 +1,13 @@
--- recipe.lua - what each recipe means: one row of a table, which the plan and the rules of a spec go by.
+-- recipe.lua - what each recipe means: one row of a table, which the plan and the rules of a spec
+-- go by.
 --
 -- A row says, for each operand (x, w, dy):
 --   row, transposed  the scaling of that copy: "tensor" one scale; "row" one a row of the copy; "block" one
---                    a row and 128 of the contraction; "tile" one each 128 x 128; nil = no such copy
+--                    a row and 128 of the contraction; "tile" one each 128 x 128; nil = no such
+--                    copy
 --   make             how the copies are made (plan_steps.lua): "own" its own amax first; "known" a scale
---                    from before; "shards" the same for each shard; "rows", "rows_and_tensor", "rows_alone",
---                    "blocks"
+--                    from before; "shards" the same for each shard; "rows", "rows_and_tensor",
+--                    "rows_alone", "blocks"
 -- and of the whole recipe:
 --   history          true: scales come from a state (delayed scaling)
 --   plain            passes whose product is of bf16 on the caller's own tensors: pass -> reason
@@ -43,8 +45,9 @@ M.rows = {
     },
 }
 
--- recipe.current with a scale for each shard of w: all rows of the row copy that are of one shard have the same
--- scale, and so have all blocks of the transposed copy. Shards end at multiples of 128.
+-- recipe.current with a scale for each shard of w: all rows of the row copy that are of one shard
+-- have the same scale, and so have all blocks of the transposed copy. Shards end at multiples of
+-- 128.
 M.shards = {
     x = tensor "own",
     w = { row = "row", transposed = "tile", make = "shards" },

@@ -1,11 +1,13 @@
--- rules.lua - rules between the fields of a recipe or a layer, beyond what schema.lua says of each alone.
+-- rules.lua - rules between the fields of a recipe or a layer, beyond what schema.lua says of each
+-- alone.
 --
--- In: the state of a check (check.lua), the record of a recipe or layer, the values that it and the model
--- gave, and the layer with all defaults. Out: problems in the report, at the place that gave the value; and
--- fields that a recipe leaves no choice for, set. `refused`: what stands for a value that was reported.
+-- In: the state of a check (check.lua), the record of a recipe or layer, the values that it and the
+-- model gave, and the layer with all defaults. Out: problems in the report, at the place that gave
+-- the value; and fields that a recipe leaves no choice for, set. `refused`: what stands for a value
+-- that was reported.
 --
--- Not obvious: a value that is given and would have no effect is an error, wherever it was given; a default
--- that has none is silent.
+-- Not obvious: a value that is given and would have no effect is an error, wherever it was given; a
+-- default that has none is silent.
 
 local recipes = require "recipe"
 local schema = require "schema"
@@ -18,7 +20,7 @@ local function giver(state, record, own, model, name)
     if model[name] ~= nil then return state.model_record end
 end
 
--- ---- recipes -------------------------------------------------------------------------------------
+-- ---- recipes ------------------------------------------------------------------------------------
 
 local function delayed(state, record, recipe)
     local most = schema.power_of_two_margin
@@ -57,7 +59,7 @@ function M.foreign_field(scope, key)
     }
 end
 
--- ---- layers --------------------------------------------------------------------------------------
+-- ---- layers -------------------------------------------------------------------------------------
 
 local function bf16_layer(state, record, own, model, layer, refused)
     if own.recipe ~= nil and own.recipe ~= refused then
@@ -96,7 +98,8 @@ local function fixed_accumulation(state, record, own, model, layer, refused)
     end
 end
 
--- One rank has no others to share its amaxes with. A mesh that is not the spec's own may be that small.
+-- One rank has no others to share its amaxes with. A mesh that is not the spec's own may be that
+-- small.
 local function lone_amaxes(state, record, own, model, layer)
     local may = state.ranks > 1 or state.overrides.fsdp ~= nil
     if may or layer.compute == "bf16" or layer.recipe.amax_group ~= "fsdp" then return end

@@ -9,8 +9,8 @@
 --   optional  true: a layer may be without it
 --   layer     true: a layer may give it too; what the model gives is then the default of its layers
 --   refused   value -> { message, hint }: values that people try, with the reason why not
--- Lists keep their order: it is the order of messages and of the printed list. Rules between fields are
--- rules.lua's.
+-- Lists keep their order: it is the order of messages and of the printed list. Rules between fields
+-- are rules.lua's.
 
 local schema = { max_ranks = 4096 }
 

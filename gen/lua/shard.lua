@@ -1,15 +1,15 @@
 -- shard.lua - who holds what when layers are spread over ranks, and which collectives follow.
 --
--- In: numbers (a dim, how many ranks, which rank), a mesh { tensor =, fsdp = }, a layer's shapes and
--- what its spec says under `shard`. Out: parts { first, count } of a dim, rectangles of the weight,
--- pieces of element ranges, and the list of collectives of one training step, in the order in which
--- every rank issues them. Pure arithmetic on whole numbers: it chooses nothing and prints nothing;
--- the runtime reads the chunks from the manifest.
+-- In: numbers (a dim, how many ranks, which rank), a mesh { tensor =, fsdp = }, a layer's shapes
+-- and what its spec says under `shard`. Out: parts { first, count } of a dim, rectangles of the
+-- weight, pieces of element ranges, and the list of collectives of one training step, in the order
+-- in which every rank issues them. Pure arithmetic on whole numbers: it chooses nothing and prints
+-- nothing; the runtime reads the chunks from the manifest.
 --
--- Not obvious: all chunks of a dim have the same size, ceil(n / ranks) cut up to a multiple, so that
--- one collective of equal sends serves every dim; what is missing at the end is padding of the last
--- ranks, which may hold a short part or none. The tensor axis is the inner one: neighbours in it are
--- neighbours in rank.
+-- Not obvious: all chunks of a dim have the same size, ceil(n / ranks) cut up to a multiple, so
+-- that one collective of equal sends serves every dim; what is missing at the end is padding of the
+-- last ranks, which may hold a short part or none. The tensor axis is the inner one: neighbours in
+-- it are neighbours in rank.
 
 local shard = {}
 
@@ -70,9 +70,9 @@ end
 
 -- ---- the weight --------------------------------------------------------------------------------
 
--- The rectangle of w[N,K] that a rank keeps: { first_row, rows, first_col, cols }. `tensor` says along
--- which features the tensor axis cuts: "column" (out_features), "row" (in_features) or nil; fsdp cuts
--- the rows of what is left.
+-- The rectangle of w[N,K] that a rank keeps: { first_row, rows, first_col, cols }. `tensor` says
+-- along which features the tensor axis cuts: "column" (out_features), "row" (in_features) or nil;
+-- fsdp cuts the rows of what is left.
 function shard.weight(layer, mesh, rank, multiple)
     local at = shard.coordinates(mesh, rank)
     local first_row, rows, first_col, cols = 0, layer.out_features, 0, layer.in_features
@@ -103,8 +103,8 @@ end
 
 -- ---- collectives -------------------------------------------------------------------------------
 
--- Cuts of w fall on multiples of this: where a scale belongs to a block of rows, or is applied to one, on the
--- block's.
+-- Cuts of w fall on multiples of this: where a scale belongs to a block of rows, or is applied to
+-- one, on the block's.
 function shard.multiple(recipe)
     return (recipe.name == "block" or recipe.weight_scale == "shard") and 128 or 1
 end
@@ -129,10 +129,10 @@ local function transposed_payload(layer, chunk, format)
         + roundup(k * roundup(chunk, format.pad_ld), format.part_align)
 end
 
--- Bytes that each rank sends of a layer for a pass: a piece with its scales, its chunk of rows, padded to the
--- FP8 copy's leading dim, and with rows that have scales of their own those; its chunk of the bias in bf16.
--- Where rows have scales of their own, dgrad gathers the transposed copy instead. The whole weight as bf16
--- where the layer computes in it.
+-- Bytes that each rank sends of a layer for a pass: a piece with its scales, its chunk of rows,
+-- padded to the FP8 copy's leading dim, and with rows that have scales of their own those; its
+-- chunk of the bias in bf16. Where rows have scales of their own, dgrad gathers the transposed copy
+-- instead. The whole weight as bf16 where the layer computes in it.
 function shard.payload(layer, ranks, format, pass)
     local recipe, k = layer.recipe.name, layer.in_features
     local chunk = shard.chunk(layer.out_features, ranks, shard.multiple(layer.recipe))
@@ -173,8 +173,8 @@ local function gather_groups(layers)
 end
 
 -- The collectives of one step over the fsdp axis, in order: a list of { op, pass, layers, bytes,
--- dtype }: bytes that a rank sends, or gives to the sum; layers are indices. Nothing in it depends on the
--- rank: chunks are equal, and an empty shard sends pads.
+-- dtype }: bytes that a rank sends, or gives to the sum; layers are indices. Nothing in it depends
+-- on the rank: chunks are equal, and an empty shard sends pads.
 function shard.collectives(model, format)
     local list, layers, ranks = {}, model.layers, model.mesh.fsdp
     local groups = gather_groups(layers)

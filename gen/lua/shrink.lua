@@ -1,9 +1,10 @@
 -- shrink.lua - a model with smaller dims that is hard in the same places.
 --
--- In: the checked model. Out: the same table, dims cut. A dim keeps its remainder mod 128 (the paddings
--- and tails of every kernel). One that is spread over ranks also keeps its remainder mod the ranks and
--- stays so large that the same ranks are full, short and empty. Dims that are small already stay as they
--- are. For simulations on the host; nothing else is cut: recipes, dtypes, biases, groups, counts stay.
+-- In: the checked model. Out: the same table, dims cut. A dim keeps its remainder mod 128 (the
+-- paddings and tails of every kernel). One that is spread over ranks also keeps its remainder mod
+-- the ranks and stays so large that the same ranks are full, short and empty. Dims that are small
+-- already stay as they are. For simulations on the host; nothing else is cut: recipes, dtypes,
+-- biases, groups, counts stay.
 
 local shard = require "shard"
 
@@ -24,8 +25,9 @@ function shrink.dim(n, period, least)
     return math.min(cut, n)
 end
 
--- Of a dim that is cut over ranks at multiples of `multiple`. With q units a rank and m left over, only
--- the last rank alone is short if ranks - m, the units that are missing, are fewer than a chunk's, q + 1.
+-- Of a dim that is cut over ranks at multiples of `multiple`. With q units a rank and m left over,
+-- only the last rank alone is short if ranks - m, the units that are missing, are fewer than a
+-- chunk's, q + 1.
 function shrink.sharded(n, ranks, multiple)
     local unit, left = multiple * ranks, (n + multiple - 1) // multiple % ranks
     local q = left == 0 and 1 or ranks - left

@@ -54,8 +54,8 @@ local function syntax_hint(message, near)
     end
 end
 
--- Lua stops at a nesting of 200 without saying where: the shortest beginning of the text at which it
--- does so ends there.
+-- Lua stops at a nesting of 200 without saying where: the shortest beginning of the text at which
+-- it does so ends there.
 local function nesting_error(load)
     local index = load.report:index()
     local low, high = 1, index.count

@@ -1,22 +1,23 @@
 -- step.lua - what sharing weights over the GPUs of one host costs: a collective, and a whole step.
 --
--- In: numbers. collective() takes an op, bytes and ranks; step() the seconds of every pass, the bytes of
--- every gather and sum, in the order of the model. Out: predicted seconds; nil beyond one host. For
--- people: nothing is chosen by it, and nothing here knows a spec, a kernel or a device.
+-- In: numbers. collective() takes an op, bytes and ranks; step() the seconds of every pass, the
+-- bytes of every gather and sum, in the order of the model. Out: predicted seconds; nil beyond one
+-- host. For people: nothing is chosen by it, and nothing here knows a spec, a kernel or a device.
 --
--- The step is played, not summed: one stream computes, one communicates, as runtime/model_gather.c and
--- model_pass.c enqueue them (two slots, one group ahead, sums behind wgrad from two buffers). What runs
--- beside a collective runs slower; waiting and slowing together are what is exposed.
+-- The step is played, not summed: one stream computes, one communicates, as runtime/model_gather.c
+-- and model_pass.c enqueue them (two slots, one group ahead, sums behind wgrad from two buffers).
+-- What runs beside a collective runs slower; waiting and slowing together are what is exposed.
 
 local M = {}
 
 local HOST_RANKS = 8 -- more of them are not joined by NVLink alone
 
--- H200 SXM, NVLink without multicast, NCCL 2.28. Of every collective and way, by ranks: `least`, what enqueueing
--- takes however small it is, and lines { seconds to start, bytes/s over a rank's links }, the lowest of which
--- counts. Fitted to tests/bench/results/shard*.jsonl; those of 2 ranks to calls that launch before they return, those
--- of 4 to calls that do not, which cost the host more. all_to_all of 4 is taken from all_gather: it was measured
--- within steps alone. Between measured ranks the smaller number counts.
+-- H200 SXM, NVLink without multicast, NCCL 2.28. Of every collective and way, by ranks: `least`,
+-- what enqueueing takes however small it is, and lines { seconds to start, bytes/s over a rank's
+-- links }, the lowest of which counts. Fitted to tests/bench/results/shard*.jsonl; those of 2 ranks
+-- to calls that launch before they return, those of 4 to calls that do not, which cost the host
+-- more. all_to_all of 4 is taken from all_gather: it was measured within steps alone. Between
+-- measured ranks the smaller number counts.
 local NETWORK = {
     all_gather = {
         copy_engine = {
@@ -47,18 +48,20 @@ local NETWORK = {
     all_reduce_max = { fp32 = { { ranks = 2, least = 35e-6, { 35e-6, 100e9 } } } },
 }
 
--- Share of a second that compute loses while such work runs beside it: fitted to the steps measured. Copies take
--- HBM and L2 from products; NCCL's sums take SMs, and a product whose CTAs wait for one takes twice as long.
+-- Share of a second that compute loses while such work runs beside it: fitted to the steps
+-- measured. Copies take HBM and L2 from products; NCCL's sums take SMs, and a product whose CTAs
+-- wait for one takes twice as long.
 local SLOWED = { all_gather = 0.4, all_to_all = 0.4, sum = 0.65, reduce_scatter = 0.95 }
 
--- Bytes that cross a rank's links, in each direction. bytes: what a rank sends of a gather, gives to a sum.
+-- Bytes that cross a rank's links, in each direction. bytes: what a rank sends of a gather, gives
+-- to a sum.
 function M.crossing(op, bytes, ranks)
     if op == "all_gather" then return bytes * (ranks - 1.0) end
     return bytes * (ranks - 1.0) / ranks * (op == "all_reduce_max" and 2 or 1)
 end
 
--- Seconds of a collective. way: of all_gather and all_to_all "copy_engine" (nil: this) or "kernels", of a sum
--- the dtype of its numbers. nil: not known.
+-- Seconds of a collective. way: of all_gather and all_to_all "copy_engine" (nil: this) or
+-- "kernels", of a sum the dtype of its numbers. nil: not known.
 function M.collective(op, bytes, ranks, way)
     if way == "fp16" then way = "bf16" end
     local ways = NETWORK[op]
@@ -76,7 +79,7 @@ function M.collective(op, bytes, ranks, way)
     return math.max(by.least, seconds)
 end
 
--- ---- the play ------------------------------------------------------------------------------------
+-- ---- the play -----------------------------------------------------------------------------------
 
 -- The stream of the collectives: when it is free, and what it did when.
 local function new_network(ranks)
@@ -92,7 +95,8 @@ local function occupy(network, what, seconds, after)
     return network.free
 end
 
--- Sums of a gradient: an exchange and a kernel that adds, or the collective. Returns when dw is free again.
+-- Sums of a gradient: an exchange and a kernel that adds, or the collective. Returns when dw is
+-- free again.
 local function reduce(network, layer, after, collective)
     local op = collective and "reduce_scatter" or "all_to_all"
     local way = collective and layer.grads or nil
@@ -214,11 +218,12 @@ local function gathers_of(layers)
     return gathers
 end
 
--- A step of `ranks`: layers in forward order, each { group, gather, reduce (bytes), grads (dtype), fprop,
--- quantize_dy, wgrad, dgrad, transpose, sum, weight (seconds) }. options: keep (weights are gathered once, for
--- forward and backward), collective (gradients are summed by it, not exchanged and added). Returns seconds:
--- { alone (the same compute with whole weights), step, exposed, all_gather, reduce, update_alone, update
--- (quantising all weights, or this rank's rows with the amaxes of all) }, or nil: not known.
+-- A step of `ranks`: layers in forward order, each { group, gather, reduce (bytes), grads (dtype),
+-- fprop, quantize_dy, wgrad, dgrad, transpose, sum, weight (seconds) }. options: keep (weights are
+-- gathered once, for forward and backward), collective (gradients are summed by it, not exchanged
+-- and added). Returns seconds: { alone (the same compute with whole weights), step, exposed,
+-- all_gather, reduce, update_alone, update (quantising all weights, or this rank's rows with the
+-- amaxes of all) }, or nil: not known.
 function M.step(layers, ranks, options)
     local alone, update, amaxes = 0.0, 0.0, 0
     for _, layer in ipairs(layers) do
@@ -243,11 +248,12 @@ function M.step(layers, ranks, options)
     }
 end
 
--- ---- a model --------------------------------------------------------------------------------------
+-- ---- a model ------------------------------------------------------------------------------------
 
 local MOST = 2000 -- layers that are played; of more, as many of each in proportion
 
--- Every layer as often as it is there: blocks of all that are left, those that are rarer in the last ones.
+-- Every layer as often as it is there: blocks of all that are left, those that are rarer in the
+-- last ones.
 local function instances(layers, share)
     local most, list, group, before = 0, {}, 0, nil
     local function count_of(layer) return math.max(1, math.floor(layer.count * share)) end

@@ -1,14 +1,17 @@
--- tile.lua - the configurations of the generated GEMM (templates/gemm_sm90.cu), and what each would take.
+-- tile.lua - the configurations of the generated GEMM (templates/gemm_sm90.cu), and what each would
+-- take.
 --
--- In: a problem { rows, cols, depth, accumulation = "fast" | "split" | "256" | "512", out = dtype, add = bool, sms }: the
--- output's extents, the contraction, out += or out =. Out: the configurations that serve it, and seconds
--- for each of them and for cuBLASLt. Pure; what it is wrong about, a tuning file corrects.
+-- In: a problem { rows, cols, depth, accumulation = "fast" | "split" | "256" | "512", out = dtype,
+-- add = bool, sms }: the output's extents, the contraction, out += or out =. Out: the
+-- configurations that serve it, and seconds for each of them and for cuBLASLt. Pure; what it is
+-- wrong about, a tuning file corrects.
 --
--- The model: clusters of CTAs take tiles in waves. A CTA spends `us` on every 128 of the contraction, less
--- when few SMs are at work. Then the tile leaves: in a cooperative kernel while nothing multiplies; in a
--- pingpong kernel under the next tile, of which it takes a little. In large problems power, not the kernel,
--- sets the speed. The constants are fitted to runs of `fp8gen bench gemm` on one H200 SXM (random data,
--- sustained clocks); tests/unit/test_tile.c replays the one in tests/bench/results.
+-- The model: clusters of CTAs take tiles in waves. A CTA spends `us` on every 128 of the
+-- contraction, less when few SMs are at work. Then the tile leaves: in a cooperative kernel while
+-- nothing multiplies; in a pingpong kernel under the next tile, of which it takes a little. In
+-- large problems power, not the kernel, sets the speed. The constants are fitted to runs of `fp8gen
+-- bench gemm` on one H200 SXM (random data, sustained clocks); tests/unit/test_tile.c replays the
+-- one in tests/bench/results.
 
 local M = {}
 
@@ -18,8 +21,9 @@ M.SMS = 132 -- of the GPU that the constants describe
 
 -- One row a configuration:
 --   name                 <schedule><bm>x<bn>c<cluster>s<stages>[p<partials>][k<slices>][o<slabs>][w<consumers>]
---                        g<group>[a]; schedule: pp pingpong, co cooperative; ex cooperative with an exchange between the
---                        CTAs of a cluster, sw the same with swapped operands: bm columns of out, bn rows
+--                        g<group>[a]; schedule: pp pingpong, co cooperative; ex cooperative with an
+--                        exchange between the CTAs of a cluster, sw the same with swapped operands:
+--                        bm columns of out, bn rows
 --   bm, bn               tile of a CTA                     stages    of the ring, bm + bn rows of 128 bytes
 --   cluster              CTAs below each other that share b
 --   slices               CTAs of a cluster that share the contraction of a tile
@@ -117,7 +121,8 @@ local SLAB = 8192 -- bytes of shared memory, of a consumer, in which its output 
 local SHARED = 232448 -- bytes that a CTA may have
 local TILES = 80 -- bytes of the slots through which tiles are handed out
 
--- Bytes of shared memory, of a consumer: what the columns of its tile have of their own, bias and scales.
+-- Bytes of shared memory, of a consumer: what the columns of its tile have of their own, bias and
+-- scales.
 function M.vector_bytes(c, row_scaled) return 4 * c.bn * (row_scaled and 2 or 1) end
 
 -- Bytes of shared memory: the stages, their barriers, then what a tile leaves in.
@@ -137,13 +142,14 @@ end
 -- Blocks of 128 in a partial sum: an interval of accumulation, split being that of 128.
 function M.run_of(accumulation) return (math.tointeger(accumulation) or 128) // 128 end
 
--- Whether a promotion of partial sums applies the scales of b's blocks (tile): all columns of a tile are then of
--- one block, and a partial sum is of 128.
+-- Whether a promotion of partial sums applies the scales of b's blocks (tile): all columns of a
+-- tile are then of one block, and a partial sum is of 128.
 local function applies_blocks(c, accumulation)
     return c.partials > 0 and not c.exchange and 128 % c.bn == 0 and M.run_of(accumulation) == 1
 end
 
--- Whether the configuration serves problems of this accumulation, output and scaling (nil: "tensor").
+-- Whether the configuration serves problems of this accumulation, output and scaling (nil:
+-- "tensor").
 function M.fits(c, problem)
     if problem.scaling == "block" or problem.scaling == "none" then return false end
     if problem.scaling == "tile" and not applies_blocks(c, problem.accumulation) then return false end
@@ -163,7 +169,7 @@ function M.tile_of(c)
     return c.bm * c.cluster, c.bn
 end
 
--- ---- time ----------------------------------------------------------------------------------------
+-- ---- time ---------------------------------------------------------------------------------------
 
 local START = 3.9e-6 -- s, from launch to the first multiplication
 local FIRST = 1.03e-6 -- s, latencies of a tile's way out
@@ -174,8 +180,8 @@ local EXCHANGE = 9.2e-7 -- s for each slice, of the partial tiles through shared
 local ROOM = 16 -- of so many SMs one is left over by clusters of more than two CTAs
 local IDLE = 0.31 -- share of a block's time that goes when nearly all other SMs are idle
 local READ, WRITE = 5.50e12, 2.72e12 -- bytes/s of operands and output
--- FLOP/s of all SMs under the power limit; outputs that are read and written again cost power too. It sets
--- in from the first to the second number of FLOPs.
+-- FLOP/s of all SMs under the power limit; outputs that are read and written again cost power too.
+-- It sets in from the first to the second number of FLOPs.
 local SUSTAINED = { fast = 1.672e15, split = 1.490e15 }
 local SUSTAINED_ADD = 0.849
 local SHORT, LONG = 1.36e11, 2.98e11
@@ -206,8 +212,8 @@ local function blocks_seconds(us, blocks, busy)
     return blocks * us * 1e-6 * (1 - IDLE * (1 - busy))
 end
 
--- Waves of clusters of `cluster` CTAs that share a tile, and the share of the SMs that the average wave
--- keeps busy. The SMs of a GPC are no multiple of four everywhere: some are left over.
+-- Waves of clusters of `cluster` CTAs that share a tile, and the share of the SMs that the average
+-- wave keeps busy. The SMs of a GPC are no multiple of four everywhere: some are left over.
 local function waves_of(tile_rows, tile_cols, cluster, p)
     local clusters = ceil_div(p.rows, tile_rows) * ceil_div(p.cols, tile_cols)
     local sms = cluster > 2 and p.sms - p.sms // ROOM or p.sms
@@ -218,14 +224,16 @@ end
 
 local function out_rate(p) return OUT[p.add and "add" or SIZE[p.out] == 4 and "wide" or "narrow"] end
 
--- Seconds that a tile takes on its way out; less of it shows where the whole tile finds room in the slabs.
+-- Seconds that a tile takes on its way out; less of it shows where the whole tile finds room in the
+-- slabs.
 local function out_seconds(c, p)
     local tile = c.bm * c.bn
     local waiting = tile // (64 * c.consumers * M.slab_cols(p.out, p.add)) > c.slabs
     return FIRST + tile * out_rate(p) * (waiting and 1 or PARKED)
 end
 
--- Predicted seconds of a configuration, waves of clusters, and how full they are (with edges of tiles).
+-- Predicted seconds of a configuration, waves of clusters, and how full they are (with edges of
+-- tiles).
 function M.seconds(c, p)
     local rows, cols = M.tile_of(c)
     local ctas = c.cluster * c.slices
@@ -256,7 +264,8 @@ local LT_START = { fast = 5.3e-6, split = 4.6e-6 }
 -- Operands of bf16 ("none") and scales of blocks: an estimate, not measured here.
 local LT_SLOWER = { tensor = 1, row = 1, block = 1.2, tile = 1.2, none = 1.85 }
 
--- Scales of rows: its sums go to a stage of fp32, and from there through the kernel that scales them.
+-- Scales of rows: its sums go to a stage of fp32, and from there through the kernel that scales
+-- them.
 local STAGE_START = 3e-6
 local function stage_seconds(p)
     local out = SIZE[p.out] * (p.add and 2 or 1)
@@ -279,8 +288,8 @@ end
 
 function M.flops(p) return flops_of(p) end
 
--- The configurations that fit, best first: { { configuration, seconds, waves, full }, ... }. Equal times
--- keep the table's order.
+-- The configurations that fit, best first: { { configuration, seconds, waves, full }, ... }. Equal
+-- times keep the table's order.
 function M.rank(p)
     local list = {}
     for i, c in ipairs(M.configurations) do

@@ -1,18 +1,20 @@
 -- tuning.lua - a tuning file: checked, and as the entries that choose.lua goes by.
 --
--- In: the JSON of the file as tables (tuning.c; arrays have a metatable named "array", null is the light
--- userdata `null`). Out: M.entries, or all that is wrong with it as diagnostics: the entry, the field, the
--- value and the rule, in words of people who never wrote the file: `fp8gen tune` did.
+-- In: the JSON of the file as tables (tuning.c; arrays have a metatable named "array", null is the
+-- light userdata `null`). Out: M.entries, or all that is wrong with it as diagnostics: the entry,
+-- the field, the value and the rule, in words of people who never wrote the file: `fp8gen tune`
+-- did.
 --
 --   { format = "fp8gen-tuning", format_version = 1, gpu, cublaslt_version, entries = { {
 --     pass, N, K, a_dtype, b_dtype, out_dtype, accumulation, accumulate,   which GEMM
 --     min_tokens, max_tokens, measured_tokens,                              for which M
---     choice = { backend = "generated", config = { bm, ... } } | { backend = "cublaslt", algo, version },
+--     choice = { backend = "generated", config = { bm, ... } } | { backend = "cublaslt", algo,
+--     version },
 --     measured = { { name, microseconds, tflops } ... },                    all candidates
 --     bf16_microseconds } } }                                               or null
 --
--- Not obvious: an unknown field is an error too. The file decides what runs for months; a field that one
--- version writes and another ignores would decide nothing, silently.
+-- Not obvious: an unknown field is an error too. The file decides what runs for months; a field
+-- that one version writes and another ignores would decide nothing, silently.
 
 local locate = require "locate"
 local tile = require "tile"
@@ -23,7 +25,7 @@ local FORMAT, VERSION = "fp8gen-tuning", 1
 local ALGO_DIGITS = 128 -- 64 bytes
 local PROBLEMS_MAX = 20 -- diagnostics shown of one file
 
--- ---- values ----------------------------------------------------------------------------------------
+-- ---- values -------------------------------------------------------------------------------------
 
 local function is_array(value)
     local meta = type(value) == "table" and getmetatable(value)
@@ -128,7 +130,7 @@ local config_fields = {
     { "scheduler", text, optional = true, default = "static" },
 }
 
--- ---- checking --------------------------------------------------------------------------------------
+-- ---- checking -----------------------------------------------------------------------------------
 
 local function add(state, where, message, hint)
     state.count = state.count + 1
