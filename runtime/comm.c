@@ -138,7 +138,6 @@ fp8_status fp8_comm_describe(const fp8_comm *comm, fp8_comm_info *info)
         .ranks = comm->ranks,
         .is_owned = comm->is_owned,
         .is_copy_engine = atomic_load(&comm->is_copy_engine),
-        .is_stuck = !comm->context->is_host && comm->context->is_stuck,
         .version = comm->version,
         .transport = comm->transport->name,
         .path = comm->path,

@@ -30,9 +30,11 @@ static fp8_status fail(struct nccl *nccl, fp8_status status, const char *what)
     const char *more = "";
     if (comm->failed != FP8_OK)
         return fp8_comm_failure_locked(comm);
+    if (comm->is_owned && nccl->handle)
+        fp8_nccl_abort(nccl, nccl->handle, ABORT_SECONDS);
     if (!comm->is_owned)
         more = "; the communicator is the caller's, who must abort it so that its streams go on";
-    else if (nccl->handle && !fp8_nccl_abort(nccl, nccl->handle, ABORT_SECONDS))
+    else if (comm->context->is_stuck)
         more = "; NCCL's abort does not end, for a copy engine waits: end this process, which "
                "frees it";
     nccl->handle = comm->is_owned ? NULL : nccl->handle;
@@ -165,7 +167,8 @@ static fp8_status remember(struct nccl *nccl, fp8_stream stream)
     return FP8_OK;
 }
 
-/* Between calls: a look at what is under way. In a call that does not come back: the end of it. */
+/* Between calls: a look at what is under way. In a call that does not come back: the end of it, if the
+ * communicator is ours. */
 static void look(struct nccl *nccl)
 {
     const int64_t since = nccl->calling_since;
@@ -173,9 +176,10 @@ static void look(struct nccl *nccl)
         if (nccl->comm.failed == FP8_OK)
             (void)poll_locked(nccl);
         pthread_mutex_unlock(&nccl->comm.lock);
-    } else if (since && fp8_clock() - (double)since * 1e-6 > nccl->comm.timeout) {
+    } else if (since && nccl->comm.is_owned &&
+               fp8_clock() - (double)since * 1e-6 > nccl->comm.timeout) {
         nccl->is_late = true;
-        (void)fp8_nccl_abort(nccl, nccl->handle, ABORT_SECONDS);
+        fp8_nccl_abort(nccl, nccl->handle, ABORT_SECONDS);
     }
 }
 

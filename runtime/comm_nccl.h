@@ -59,9 +59,8 @@ extern const struct fp8_transport fp8_nccl_transport;
 fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what);
 /* Why gathers do not go through windows, or NULL. */
 const char *fp8_nccl_no_window(const struct nccl *nccl);
-/* Ends NCCL's part of it; false: that has not come to an end by then, and what it uses must
- * stay. */
-bool fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds);
+/* Ends NCCL's part of it. Not at its end after so many seconds: the context is stuck. */
+void fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds);
 void fp8_nccl_destroy(fp8_comm *comm);
 /* The body of the thread that watches. */
 void *fp8_nccl_watch(void *nccl);

@@ -56,12 +56,12 @@ static bool start_abort(struct ending *ending)
     return started;
 }
 
-bool fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds)
+void fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds)
 {
     struct ending *ending = fp8_allocate(sizeof *ending);
     if (!ending) {
         (void)nccl->table->abort(handle);
-        return true;
+        return;
     }
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
@@ -74,7 +74,7 @@ bool fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds)
     if (!start_abort(ending)) {
         (void)nccl->table->abort(handle);
         release_ending(ending);
-        return true;
+        return;
     }
     const double end = fp8_clock() + seconds;
     const struct timespec until = { (time_t)end, (long)((end - (double)(time_t)end) * 1e9) };
@@ -89,7 +89,6 @@ bool fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds)
         release_ending(ending);
     else
         nccl->comm.context->is_stuck = true;
-    return is_done;
 }
 
 void fp8_nccl_destroy(fp8_comm *comm)
@@ -105,7 +104,7 @@ void fp8_nccl_destroy(fp8_comm *comm)
     if (fp8_context_enter(comm->context, &pushed) == FP8_OK) {
         /* Abort, not finalise: that would wait for ranks which may never come. */
         if (nccl->handle && comm->is_owned && !nccl->is_late)
-            (void)fp8_nccl_abort(nccl, nccl->handle, comm->timeout);
+            fp8_nccl_abort(nccl, nccl->handle, comm->timeout);
         for (int i = 0; i < PENDING && nccl->events[i]; i++)
             (void)comm->context->driver->event_destroy(nccl->events[i]);
         fp8_context_leave(comm->context, pushed);

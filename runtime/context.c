@@ -214,6 +214,7 @@ fp8_status fp8_context_info(const fp8_context *context, fp8_device_info *info)
     info->sms = context->sms;
     info->arch = context->arch;
     info->driver_version = context->driver_version;
+    info->is_stuck = context->is_stuck;
     info->cublaslt_version = context->lt ? fp8_lt_version(context->lt) : 0;
     info->memory_bytes = context->memory_bytes;
     memcpy(info->name, context->name, sizeof info->name);

@@ -152,7 +152,9 @@ FP8_API void fp8_comm_group_destroy(fp8_comm_group *group);
 FP8_API fp8_status fp8_comm_join(fp8_comm_group *group, fp8_context *context, int32_t rank,
                                  const char *name, fp8_comm **comm);
 
-/* Ends this rank. Never waits for other ranks; enqueued work must be done (fp8_comm_wait). */
+/* Ends this rank; enqueued work must be done (fp8_comm_wait). Waits for no other rank's call, but
+ * up to timeout_seconds for NCCL's abort, which a copy engine may hold that waits for a rank: the
+ * context is then stuck (fp8_device_info). */
 FP8_API void fp8_comm_destroy(fp8_comm *comm);
 
 typedef struct fp8_comm_info {
@@ -165,12 +167,7 @@ typedef struct fp8_comm_info {
     const char *transport;   /* "nccl", "local" */
     const char *path; /* of NCCL, "" if not known; lives as long as the comm, like the next */
     const char *name;
-    /* 1: a copy engine waits for a rank that has gone, and nothing ends that. Whatever is released
-     * on this context from now on stays as it is, and fp8_stream_synchronize refuses; other calls
-     * of CUDA's that wait for the device never return. End the process by _exit. */
-    uint32_t is_stuck;
-    uint32_t reserved0;
-    uint64_t reserved[3];
+    uint64_t reserved[4];
 } fp8_comm_info;
 
 FP8_API fp8_status fp8_comm_describe(const fp8_comm *comm, fp8_comm_info *info);

@@ -4,7 +4,8 @@
  * In: dense FP8 bytes on the device, scales on the host, one for each stretch of rows. Out: the row
  * copy of a weight. A weight of several parts with a scale each ([q; k; v]) is a weight of row
  * scaling whose vector of scales is constant along each part, so products need to know nothing of
- * it. Along the other dim such scales are no vector of a copy: only the row copy can be had.
+ * it. Along the other dim such scales are no vector of a copy: only the row copy can be had, but where
+ * a layer has scales by shard, whose parts end at multiples of 128 rows (fp8_transpose).
  */
 #include <string.h>
 
@@ -55,11 +56,12 @@ static fp8_status check_stretches(const struct fp8_layer_plan *plan, const fp8_i
     fp8_scaling scaling = plan->scalings[FP8_ROLE_W][FP8_ROW_COPY];
     if (scaling == FP8_SCALING_ROW || (scaling == FP8_SCALING_TENSOR && args->count == 1))
         return FP8_OK;
-    return fp8_fail(
-        FP8_ERR_UNSUPPORTED,
-        "import: layer '%s' has scaling %s for w, %d scales are given; several need "
-        "recipe \"rowwise\" or \"rowwise_hp_wgrad\", one also \"current\" or \"delayed\"",
-        plan->name, fp8_scaling_names[scaling], args->count);
+    return fp8_fail(FP8_ERR_UNSUPPORTED,
+                    "import: layer '%s' has scaling %s for w, %d scales are given; several need "
+                    "recipe \"rowwise\", \"rowwise_hp_wgrad\" or \"current\" with weight_scale = "
+                    "\"shard\", one "
+                    "also \"current\" or \"delayed\"",
+                    plan->name, fp8_scaling_names[scaling], args->count);
 }
 
 static fp8_status check_import(const fp8_layer *layer, const fp8_import_args *args)

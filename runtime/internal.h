@@ -59,7 +59,8 @@ struct fp8_context {
     uint64_t memory_bytes;
     struct fp8_registry *registry;
     _Atomic uint64_t epoch; /* of the last cooperative launch */
-    atomic_bool is_stuck;   /* work that nothing ends (comm_nccl_end.c): what waits for it is left alone */
+    atomic_bool
+        is_stuck; /* work that nothing ends (comm_nccl_end.c): what waits for it is left alone */
     char name[128];
 };
 

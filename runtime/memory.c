@@ -243,8 +243,9 @@ fp8_status fp8_stream_synchronize(fp8_context *context, fp8_stream stream)
     if (context->is_host)
         return FP8_OK;
     if (context->is_stuck)
-        return fp8_fail(FP8_ERR_COMM, "stream_synchronize: the device waits for a rank that does not "
-                                      "come, and never ends; end this process");
+        return fp8_fail(FP8_ERR_COMM,
+                        "stream_synchronize: the device waits for a rank that does not "
+                        "come, and never ends; end this process");
     struct fp8_uncaptured entered;
     FP8_TRY(fp8_uncaptured_enter(context, "stream_synchronize", stream, &entered));
     CUresult result = context->driver->stream_synchronize(stream);

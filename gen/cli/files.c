@@ -1,8 +1,8 @@
 /*
  * files.c - folders and files that the program writes: nothing half-written is ever left.
  *
- * Files are written under a temporary name and renamed, but what is no plain file (/dev/null, a
- * link) is written itself; folders are filled under a temporary name (cli_temp_create) and renamed
+ * Files are written under a temporary name and renamed, where a link leads if it is one; devices,
+ * pipes and the program's own output (/dev/stdout) are written themselves. Folders are filled under a temporary name (cli_temp_create) and renamed
  * by cli_temp_publish. A thread waits for SIGINT, SIGTERM and SIGHUP and removes the temporary
  * folders before the signal ends the program: a handler could not do that safely. What the main
  * thread then fails at is not reported: it waits for the end (cli_wait_if_ending). The folder of a
@@ -200,53 +200,104 @@ char *cli_path_join(const char *folder, const char *name)
     return path;
 }
 
-/* A device, a pipe or a link is written itself: a new file in its place would be something else. */
-static bool is_kept(const char *path)
+/* Whether the path names a device, a pipe or what the program's own output goes to: written itself, for a
+ * new file in its place would be something else. *own: the descriptor of that output, else -1. */
+static bool is_kept(const char *path, int *own)
 {
-    struct stat status;
-    return lstat(path, &status) == 0 && !S_ISREG(status.st_mode);
+    struct stat target, output;
+    *own = -1;
+    if (stat(path, &target) != 0)
+        return false;
+    for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO && *own < 0; fd++) {
+        if (fstat(fd, &output) == 0 && output.st_dev == target.st_dev &&
+            output.st_ino == target.st_ino)
+            *own = fd;
+    }
+    return *own >= 0 || !S_ISREG(target.st_mode);
 }
 
-/* Opens a file beside the one that it becomes, or with *temp NULL that one; -1: errno says why. */
-static int open_target(const char *path, char **temp)
+/* The file that a path leads to through links, be it there or not; NULL: errno says why. */
+static char *follow_links(const char *path)
 {
-    const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC;
-    *temp = NULL;
-    if (is_kept(path))
-        return open(path, flags, 0644);
-    if (asprintf(temp, "%s.tmp", path) < 0)
-        *temp = NULL;
-    return *temp ? open(*temp, flags, 0644) : -1;
+    enum { MOST_LINKS = 40 };
+    char *at = strdup(path), link[PATH_MAX];
+    for (int i = 0; at && i < MOST_LINKS; i++) {
+        const ssize_t length = readlink(at, link, sizeof link - 1);
+        if (length < 0)
+            return at;
+        link[length] = 0;
+        const char *slash = strrchr(at, '/');
+        const int folder = link[0] == '/' || !slash ? 0 : (int)(slash + 1 - at);
+        char *next = NULL;
+        if (asprintf(&next, "%.*s%s", folder, at, link) < 0)
+            next = NULL;
+        free(at);
+        at = next;
+    }
+    errno = at ? ELOOP : ENOMEM;
+    free(at);
+    return NULL;
+}
+
+/* Where the bytes go: into a file beside the one that it becomes, or, with both NULL, straight. */
+struct target {
+    char *file, *temp;
+};
+
+static void release_target(struct target *target)
+{
+    free(target->file);
+    free(target->temp);
+}
+
+/* -1: errno says why. */
+static int open_target(const char *path, struct target *target)
+{
+    int own;
+    *target = (struct target){ NULL, NULL };
+    if (is_kept(path, &own)) {
+        if (own < 0)
+            return open(path, O_WRONLY | O_CLOEXEC);
+        fflush(own == STDOUT_FILENO ? stdout : stderr);
+        return fcntl(own, F_DUPFD_CLOEXEC, 0);
+    }
+    target->file = follow_links(path);
+    if (!target->file)
+        return -1;
+    if (asprintf(&target->temp, "%s.tmp", target->file) < 0)
+        target->temp = NULL;
+    return target->temp ? open(target->temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644) : -1;
 }
 
 int cli_try_file(const char *path)
 {
-    char *temp = NULL;
+    struct target target = { NULL, NULL };
+    int own;
     bool is_good;
     if (cli_is_folder(path)) {
         errno = EISDIR;
         is_good = false;
-    } else if (is_kept(path) && access(path, F_OK) == 0) {
-        is_good = access(path, W_OK) == 0;
+    } else if (is_kept(path, &own)) { /* a pipe that was opened and closed would be at its end */
+        is_good = own >= 0 || access(path, W_OK) == 0;
     } else {
-        int fd = open_target(path, &temp);
+        const int fd = open_target(path, &target);
         is_good = fd >= 0;
         if (is_good)
             close(fd);
     }
     if (!is_good)
         cli_error("cannot write '%s': %s", path, strerror(errno));
-    if (is_good && temp)
-        unlink(temp);
-    free(temp);
+    if (is_good && target.temp)
+        unlink(target.temp);
+    release_target(&target);
     return is_good ? CLI_DONE : CLI_MACHINE;
 }
 
 int cli_write_file(const char *path, const void *data, size_t bytes)
 {
     int code = CLI_MACHINE;
-    char *temp = NULL;
-    int fd = open_target(path, &temp);
+    struct target target;
+    int fd = open_target(path, &target);
     if (fd < 0)
         goto done;
     for (size_t at = 0; at < bytes;) {
@@ -259,16 +310,16 @@ int cli_write_file(const char *path, const void *data, size_t bytes)
     }
     int closed = close(fd);
     fd = -1;
-    if (closed == 0 && (!temp || rename(temp, path) == 0))
+    if (closed == 0 && (!target.temp || rename(target.temp, target.file) == 0))
         code = CLI_DONE;
 done:
     if (code)
         cli_error("cannot write '%s': %s", path, strerror(errno));
     if (fd >= 0)
         close(fd);
-    if (code && temp)
-        unlink(temp);
-    free(temp);
+    if (code && target.temp)
+        unlink(target.temp);
+    release_target(&target);
     return code;
 }
 

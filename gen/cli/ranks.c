@@ -157,14 +157,18 @@ static int join(struct crew *crew, struct cli_rank *rank)
 /* A rank's GPU waits for another that has gone. */
 static atomic_bool stuck;
 
-bool cli_ranks_are_stuck(void) { return stuck; }
+bool cli_ranks_are_stuck(void)
+{
+    return stuck;
+}
 
 static void close_rank(struct crew *crew, struct cli_rank *rank)
 {
-    fp8_comm_info info = { .size = sizeof info };
-    if (rank->comm && fp8_comm_describe(rank->comm, &info) == FP8_OK && info.is_stuck)
-        stuck = true;
+    fp8_device_info info = { .size = sizeof info };
     fp8_comm_destroy(rank->comm);
+    if (rank->device.context && fp8_context_info(rank->device.context, &info) == FP8_OK &&
+        info.is_stuck)
+        stuck = true;
     fp8_bundle_close(rank->bundle);
     if (rank->rank != crew->all->first) /* that device is the command's */
         cli_device_close(&rank->device);

@@ -185,8 +185,8 @@ static int stuck(struct process *p)
     const fp8_gather_part part = { memory, memory, 8 };
     CHECK(fp8_comm_all_gather(p->comm, &part, 1, "w of layer 'qkv'", NULL) == FP8_OK);
     CHECK(fp8_comm_wait(p->comm, NULL) == FP8_ERR_TIMEOUT);
-    fp8_comm_info info = { .size = sizeof info };
-    CHECK(fp8_comm_describe(p->comm, &info) == FP8_OK && info.is_stuck == 1);
+    fp8_device_info info = { .size = sizeof info };
+    CHECK(fp8_context_info(p->context, &info) == FP8_OK && info.is_stuck == 1);
     CHECK(process_says("rank 0 of 2 ('fsdp')") && process_says("all_gather of w of layer 'qkv'") &&
           process_says("end this process"));
     const int64_t live = bundle_fake_cuda()->live;
@@ -351,7 +351,8 @@ static int adopts(struct process *p)
     void *memory = NULL;
     CHECK(fp8_comm_alloc(comm, 100, &memory) == FP8_OK && fake_nccl()->windows == 0);
     fp8_comm_free(comm, memory);
-    if (p->rank == 0) { /* alone: runs out of time, and is not aborted */
+    if (p->rank == 0) { /* alone: runs out of time, in the call too, and is not aborted */
+        fake_nccl()->patience = p->timeout + 1;
         CHECK(fp8_comm_all_reduce_max(comm, &value, 1, "amax", NULL) == FP8_OK);
         CHECK(fp8_comm_wait(comm, NULL) == FP8_ERR_TIMEOUT && process_says("must abort it"));
     }

@@ -108,6 +108,15 @@ ln -s target.json "$T/link.json"
 run fp8gen $small --trace "$T/link.json"
 expect_code 0
 [ -L "$T/full" ] && [ -L "$T/link.json" ] || fail "links that are still there expected"
+ln -s nowhere/t.json "$T/lost.json"
+run fp8gen $small --trace "$T/lost.json"
+expect_code 3
+ln -s new.json "$T/untried.json" # a run that fails later leaves no file where a link leads
+run fp8gen bench shard --device host --case step --shape 16,16 --tokens 8 --blocks 0 --trace "$T/untried.json"
+[ ! -e "$T/new.json" ] || fail "no file for a run that failed expected"
+echo kept >"$T/log" # what the output goes to is not replaced
+"$FP8GEN" $small --trace /dev/stdout >>"$T/log" 2>"$err" || fail "exit code 0 expected"
+{ grep -q kept "$T/log" && grep -q traceEvents "$T/log"; } || fail "a log with a timeline behind it expected"
 grep -q traceEvents "$T/target.json" || fail "a timeline where the link leads expected"
 run fp8gen bench shard --case gathers
 expect_code 2

@@ -96,7 +96,7 @@ class DeviceInfo(ctypes.Structure):
         ("sms", c_int32),
         ("arch", c_int32),
         ("driver_version", c_int32),
-        ("reserved0", c_int32),
+        ("is_stuck", c_int32),
         ("cublaslt_version", c_uint64),
         ("memory_bytes", c_uint64),
         ("name", c_char * 128),

@@ -269,6 +269,8 @@ def fp8_linear(x, weight, bias=None, state=None):
     """
     if state is None:
         state = state_of(weight)
+    elif type(state) is Recipe:
+        raise TypeError("fp8_linear: state is a Recipe; pass State(recipe), one for each weight")
     y_dtype = output_dtype(x) if _any_autocast() else x.dtype
     main_grad = getattr(weight, "main_grad", None)
     dw_dtype = weight.dtype if main_grad is None else main_grad.dtype

@@ -4,10 +4,14 @@
 
 The communicator is what weight-parallel frameworks define, any object with
 
-    weight_hook(tensor, async_op=False, module=None, is_bias=False) -> the full tensor
-    grad_hook(tensor, async_op=False, module=None, reduce_op=..., is_bias=False) -> (shard, handle)
-    output_hook(tensor, async_op=False), grad_output_hook(tensor, async_op=False)   both optional,
+    weight_hook(tensor, async_op, module, is_bias) -> the full tensor
+    grad_hook(tensor, async_op, module, reduce_op, is_bias) -> (shard, handle)
+    output_hook(tensor, async_op), grad_output_hook(tensor, async_op)   both optional,
         -> tensor or (tensor, handle): what is done to y, and to dy before backward reads it
+    amax_hook(tensor) -> its maximum over the ranks; for fp8_gather with scales of tensors or rows
+
+All are called with every argument, those after the tensor by name; reduce_op is None: as the
+communicator sees fit.
 
 A full tensor that weight_hook returns may be cached by its owner: it is read, never written.
 Backward gathers again, computes wgrad first, starts its reduce-scatter and hides it behind dgrad.
@@ -136,6 +140,12 @@ def precompute_amax(weights, states, communicator):
     amaxes = torch.empty(sum(counts), dtype=torch.float32, device=pairs[0][0].device)
     for plan, cut, (weight, _), amax in zip(plans, cuts, pairs, amaxes.split(counts)):
         cut.amax(plan, weight, plan.context.at(), amax)
+    if not hasattr(communicator, "amax_hook"):
+        raise TypeError(
+            f"{type(communicator).__name__} has no amax_hook(tensor) -> the maximum over the ranks: "
+            f"an FP8 gather with recipe '{pairs[0][1].recipe.name}' scales by the whole weight's "
+            "amax; write one (one all-reduce), or take recipe 'block' or fp8_gather=False"
+        )
     amaxes = communicator.amax_hook(amaxes)
     for (weight, state), amax in zip(pairs, amaxes.split(counts)):
         state.set_amax(weight, amax)
@@ -149,9 +159,9 @@ def _gathered(plan, state, weight, hooks, copies, at):
     communicator, module = hooks
     if state.fp8_gather:
         header, mine = state.shard(plan, weight, communicator, at)[copies == abi.TRANSPOSED]
-        full = communicator.weight_hook(mine, module=module)
+        full = communicator.weight_hook(mine, async_op=False, module=module, is_bias=False)
         return shards.cut_of(plan, weight.shape[0]).assemble(plan, full, header, copies, at)
-    full = communicator.weight_hook(weight.detach(), module=module)
+    full = communicator.weight_hook(weight.detach(), async_op=False, module=module, is_bias=False)
     return quantize_weight(plan, full[: plan.n], copies, at), copies
 
 
@@ -193,7 +203,9 @@ class _WeightParallel(torch.autograd.Function):
         full = _gathered(plan, state, weight, (communicator, module), abi.ROW, at)
         if bias is not None:
             ctx.bias_dtype = bias.dtype
-            bias = communicator.weight_hook(bias.detach(), module=module, is_bias=True)
+            bias = communicator.weight_hook(
+                bias.detach(), async_op=False, module=module, is_bias=True
+            )
             bias = bias[:n].to(torch.bfloat16).contiguous()
         y = plan.new_y(x.shape[:-1])
         saved = plan.fprop(x, (*full, None), bias, y, save, at)
@@ -221,10 +233,12 @@ class _WeightParallel(torch.autograd.Function):
         if want_dw:  # first, so that its reduce-scatter runs beside dgrad
             dw = plan.new_dw()
             plan.wgrad(saved, grad, copies, dw, dy, at)
-            dw, handle = communicator.grad_hook(dw, async_op=True, module=module)
+            dw, handle = communicator.grad_hook(
+                dw, async_op=True, module=module, reduce_op=None, is_bias=False
+            )
         if want_dbias:
             dbias, bias_handle = communicator.grad_hook(
-                dbias.to(ctx.bias_dtype), async_op=True, module=module, is_bias=True
+                dbias.to(ctx.bias_dtype), async_op=True, module=module, reduce_op=None, is_bias=True
             )
         if want_dx:
             dx = plan.new_dx(ctx.x_shape[:-1])
