@@ -249,7 +249,7 @@ class State:
         kept = self.current(weight, copies, True, at) if self.keep else None
         if kept is not None:
             return y, plan.fprop(x, (kept.data, kept.copies, None), bias, y, save, at)
-        data, copies, identity = self._memory(plan, copies)
+        data, copies, identity = self._memory(plan, copies, at)
         saved = plan.fprop(x, (data, copies, weight), bias, y, save, at)
         if self.keep:
             self._made(data, copies, Identity(weight, identity), at)
@@ -275,19 +275,23 @@ class State:
             return quantize_weight(plan, weight, abi.TRANSPOSED, at), abi.TRANSPOSED
         kept = self.current(weight, abi.TRANSPOSED, False, at)
         if kept is None:
-            data, copies, identity = self._memory(plan, abi.TRANSPOSED)
+            data, copies, identity = self._memory(plan, abi.TRANSPOSED, at)
             quantize_weight(plan, weight, copies, at, data)
             kept = self._made(data, copies, Identity(weight, identity), at)
         return kept.data, kept.copies
 
-    def _memory(self, plan, copies):
+    def _memory(self, plan, copies, at):
         """(bytes to write, which copies, the Identity that they had): those that are kept, taken so
-        that no other thread writes them too, or new ones."""
+        that no other thread writes them too and behind the stream that they were made on, or new
+        ones."""
         if self.keep:
             with _taking:
                 kept, self.kept = self.kept, None
             has = kept is not None and kept.copies & copies == copies
             if has and kept.data.device == plan.device:
+                stream, capturing = at[:2]
+                if stream != kept.stream and not capturing:
+                    _wait_for(kept.stream, plan.device)
                 return kept.data, kept.copies, kept.identity
         return operand.empty(plan.n, plan.k, copies, plan.device, plan.w_scalings), copies, None
 
