@@ -69,7 +69,11 @@ fp8_status fp8_comm_fail_locked(fp8_comm *comm, fp8_status status, const char *w
 fp8_status fp8_comm_failure_locked(const fp8_comm *comm);
 void fp8_comm_sleep(double seconds);
 
-/* ---- votes (comm_agree.c); all ranks make the same calls ---- */
+/* ---- texts and votes (comm_agree.c); all ranks make the same calls ---- */
+
+/* fp8_comm_agree; *differ: it failed because the texts differ, on all ranks alike, and may be followed by
+ * another. */
+fp8_status fp8_comm_compare(fp8_comm *comm, const char *what, const char *text, bool *differ);
 
 struct fp8_vote {
     fp8_comm *comm;

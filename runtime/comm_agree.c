@@ -29,8 +29,9 @@ static fp8_status compare(const fp8_comm *comm, const char *what, const char *te
     return FP8_OK;
 }
 
-fp8_status fp8_comm_agree(fp8_comm *comm, const char *what, const char *text)
+fp8_status fp8_comm_compare(fp8_comm *comm, const char *what, const char *text, bool *differ)
 {
+    *differ = false;
     if (!comm || !what || !text)
         return fp8_fail(FP8_ERR_ARGUMENT, "comm_agree: %s is NULL",
                         !comm  ? "comm"
@@ -61,13 +62,21 @@ fp8_status fp8_comm_agree(fp8_comm *comm, const char *what, const char *text)
             status = fp8_memory_copy(comm->context, texts, memory, all, stream);
         if (status == FP8_OK)
             status = fp8_stream_synchronize(comm->context, stream);
-        if (status == FP8_OK)
+        if (status == FP8_OK) {
             status = compare(comm, what, texts);
+            *differ = status != FP8_OK;
+        }
     }
     fp8_memory_free(comm->context, memory);
     fp8_stream_destroy(comm->context, stream);
     fp8_release(texts);
     return fp8_report(comm->context, status);
+}
+
+fp8_status fp8_comm_agree(fp8_comm *comm, const char *what, const char *text)
+{
+    bool differ;
+    return fp8_comm_compare(comm, what, text, &differ);
 }
 
 /* ---- votes ---- */

@@ -153,12 +153,12 @@ static fp8_status compare(const fp8_model *model, const struct fields *fields, c
 }
 
 static fp8_status agree_on_head(const fp8_model *model, const fp8_model_options *options,
-                                const char *more)
+                                const char *more, bool *differ)
 {
     char text[192];
     snprintf(text, sizeof text, "spec %.64s, %d layers%s", options->hash ? options->hash : "(none)",
              model->weight_count, more);
-    return fp8_comm_agree(model->comm, "spec and layers", text);
+    return fp8_comm_compare(model->comm, "spec and layers", text, differ);
 }
 
 static fp8_status agree_on_layer(const fp8_model *model, int i)
@@ -167,8 +167,10 @@ static fp8_status agree_on_layer(const fp8_model *model, int i)
     char text[VALUE], of[FP8_MODEL_NAME + 24];
     list_layer(model, i, &fields);
     snprintf(text, sizeof text, "hash %016" PRIx64, hash_of(&fields));
-    if (fp8_comm_agree(model->comm, "a layer", text) == FP8_OK)
-        return FP8_OK;
+    bool differ;
+    fp8_status status = fp8_comm_compare(model->comm, "a layer", text, &differ);
+    if (!differ)
+        return status;
     /* the names first: what is compared next is called by them */
     snprintf(of, sizeof of, "name of layer %d", i);
     FP8_TRY(fp8_comm_agree(model->comm, of, model->weights[i].name));
@@ -181,8 +183,8 @@ static fp8_status find_difference(const fp8_model *model, const fp8_model_option
                                   fp8_status otherwise)
 {
     struct fields fields;
-    FP8_TRY(fp8_comm_poll(model->comm));
-    FP8_TRY(agree_on_head(model, options, ""));
+    bool differ;
+    FP8_TRY(agree_on_head(model, options, "", &differ));
     list_options(model, options, &fields);
     FP8_TRY(compare(model, &fields, "the model"));
     for (int i = 0; i < model->weight_count; i++)
@@ -201,6 +203,7 @@ fp8_status fp8_model_agree(const fp8_model *model, const fp8_model_options *opti
         mix(&hash, &fields);
     }
     snprintf(text, sizeof text, ", hash %016" PRIx64, hash);
-    fp8_status status = agree_on_head(model, options, text);
-    return status == FP8_OK ? FP8_OK : find_difference(model, options, status);
+    bool differ; /* what fails on this rank alone, the others do not look for */
+    fp8_status status = agree_on_head(model, options, text, &differ);
+    return differ ? find_difference(model, options, status) : status;
 }
