@@ -246,6 +246,21 @@ typedef enum fp8_model_reduce {
                               * memory for one more whole gradient */
 } fp8_model_reduce;
 
+/* Weights in backward. AS_SPEC here and below: as the `shard` table of the layers' spec says, of all
+ * layers the same; without one, and for layers described at run time, GATHER and AVERAGE. */
+typedef enum fp8_model_weights {
+    FP8_WEIGHTS_AS_SPEC = 0,
+    FP8_WEIGHTS_GATHER = 1, /* gathered again */
+    FP8_WEIGHTS_KEEP = 2,   /* a group stays gathered until the next update */
+} fp8_model_weights;
+
+/* What dw and dbias are over the ranks. */
+typedef enum fp8_model_grads {
+    FP8_GRADS_AS_SPEC = 0,
+    FP8_GRADS_SUM = 1,
+    FP8_GRADS_AVERAGE = 2,
+} fp8_model_grads;
+
 typedef struct fp8_model_options {
     uint32_t size;
     int32_t layer_count;
@@ -255,8 +270,8 @@ typedef struct fp8_model_options {
     fp8_context *context;
     fp8_comm *comm; /* over which weights are sharded; NULL: every layer has a weight hook */
     int32_t slots;  /* groups that are gathered or in use at once: 1 + how far ahead; 0 = 2 */
-    uint32_t keep;  /* 0: backward gathers again. 1: a group stays gathered until the next update */
-    uint32_t average;     /* reduce-scatter: 0 sums, 1 averages over ranks */
+    fp8_model_weights backward;
+    fp8_model_grads grads;
     uint32_t no_prefetch; /* 1: only fp8_model_gather starts gathers ahead */
     int32_t comm_sms;     /* SMs that dgrad leaves to a reduce-scatter beside it; 0: none */
     fp8_model_reduce reduce_by;
@@ -273,8 +288,8 @@ typedef struct fp8_model_options {
 
 #define FP8_MODEL_OPTIONS_INIT                                                                     \
     {                                                                                              \
-        sizeof(fp8_model_options), 0, NULL, NULL, NULL, 0, 0, 0, 0, 0, FP8_REDUCE_AUTO, 0, 0,      \
-            NULL,                                                                                  \
+        sizeof(fp8_model_options), 0, NULL, NULL, NULL, 0, FP8_WEIGHTS_AS_SPEC, FP8_GRADS_AS_SPEC, \
+            0, 0, FP8_REDUCE_AUTO, 0, 0, NULL,                                                     \
         {                                                                                          \
             0, 0, 0, 0                                                                             \
         }                                                                                          \

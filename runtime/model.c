@@ -110,6 +110,22 @@ static fp8_status check_layer(const fp8_model_options *options, int32_t i)
     return FP8_OK;
 }
 
+/* What is left to the spec must be the same in all of the layers' specs. */
+static fp8_status check_specs(const fp8_model_options *options)
+{
+    const struct fp8_manifest *first = &options->layers[0].layer->bundle->manifest;
+    for (int32_t i = 1; i < options->layer_count; i++) {
+        const struct fp8_manifest *other = &options->layers[i].layer->bundle->manifest;
+        const bool keep = !options->backward && other->keep != first->keep;
+        if (keep || (!options->grads && other->sum != first->sum))
+            return fp8_fail(FP8_ERR_ARGUMENT,
+                            "model_create: the specs of layers 0 and %d differ in shard.%s; set "
+                            "options->%s",
+                            i, keep ? "backward" : "reduce", keep ? "backward" : "grads");
+    }
+    return FP8_OK;
+}
+
 static fp8_status check_options(const fp8_model_options *options)
 {
     if (!options)
@@ -129,8 +145,12 @@ static fp8_status check_options(const fp8_model_options *options)
     if (options->slots < 0)
         return fp8_fail(FP8_ERR_ARGUMENT, "model_create: slots is %d; pass 0 for 2",
                         options->slots);
-    FP8_TRY(fp8_check_flag("model_create", "keep", options->keep));
-    FP8_TRY(fp8_check_flag("model_create", "average", options->average));
+    if (options->backward < FP8_WEIGHTS_AS_SPEC || options->backward > FP8_WEIGHTS_KEEP)
+        return fp8_fail(FP8_ERR_ARGUMENT, "model_create: backward is %d; pass FP8_WEIGHTS_*",
+                        (int)options->backward);
+    if (options->grads < FP8_GRADS_AS_SPEC || options->grads > FP8_GRADS_AVERAGE)
+        return fp8_fail(FP8_ERR_ARGUMENT, "model_create: grads is %d; pass FP8_GRADS_*",
+                        (int)options->grads);
     FP8_TRY(fp8_check_flag("model_create", "no_prefetch", options->no_prefetch));
     FP8_TRY(fp8_check_flag("model_create", "transposed_shards", options->transposed_shards));
     if (options->comm_sms < 0)
@@ -145,7 +165,7 @@ static fp8_status check_options(const fp8_model_options *options)
         return fp8_fail(FP8_ERR_ARGUMENT, "model_create: comm is of another context");
     for (int32_t i = 0; i < options->layer_count; i++)
         FP8_TRY(check_layer(options, i));
-    return FP8_OK;
+    return check_specs(options);
 }
 
 /* ---- layout ---- */
@@ -353,8 +373,9 @@ static fp8_status plan_model(const fp8_model_options *options, fp8_model **model
     made->comm = options->comm;
     made->rank = options->comm ? options->comm->rank : 0;
     made->ranks = options->comm ? options->comm->ranks : 1;
-    made->keep = options->keep;
-    made->average = options->average;
+    const struct fp8_manifest *spec = &options->layers[0].layer->bundle->manifest;
+    made->keep = options->backward ? options->backward == FP8_WEIGHTS_KEEP : spec->keep;
+    made->average = options->grads ? options->grads == FP8_GRADS_AVERAGE : !spec->sum;
     made->transposed_shards = options->transposed_shards;
     made->prefetch = !options->no_prefetch;
     made->comm_sms = options->comm_sms;

@@ -200,7 +200,7 @@ static int open_model(struct step *s)
     wanted.layer_count = s->count;
     wanted.context = s->r->rank->device.context;
     wanted.comm = s->r->comm;
-    wanted.average = 1;
+    wanted.grads = FP8_GRADS_AVERAGE;
     wanted.reduce_by = reduce_of(s->r->bench->values->reduce);
     wanted.transposed_shards = s->r->bench->values->transposed;
     wanted.slots = (int32_t)s->r->bench->values->slots;

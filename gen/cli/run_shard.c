@@ -246,8 +246,7 @@ static fp8_status check_rows(struct shard_rank *s, int index)
 
 static int open_model(struct shard_rank *s)
 {
-    const json_t *shard = json_object_get(s->run->manifest, "shard");
-    const char *keep = json_string_value(json_object_get(shard, "backward")), *before = NULL;
+    const char *before = NULL;
     fp8_model_layer *layers = calloc((size_t)s->count + 1, sizeof *layers);
     fp8_model_options options = FP8_MODEL_OPTIONS_INIT;
     fp8_model_bytes bytes = { .size = sizeof bytes };
@@ -265,8 +264,6 @@ static int open_model(struct shard_rank *s)
     options.layer_count = s->count;
     options.context = s->rank->device.context;
     options.comm = s->rank->comm;
-    options.keep = keep && strcmp(keep, "keep") == 0;
-    options.average = s->run->average;
     options.hash = json_string_value(json_object_get(s->run->manifest, "spec_hash"));
     fp8_status status = fp8_model_measure(&options, &bytes);
     if (!status)

@@ -124,7 +124,7 @@ static bool make_stage(struct stage *s, struct process *p)
     options.layers = layers;
     options.context = p->context;
     options.comm = p->comm;
-    options.keep = (uint32_t)p->variant;
+    options.backward = p->variant ? FP8_WEIGHTS_KEEP : FP8_WEIGHTS_GATHER;
     options.reduce_by = FP8_REDUCE_COLLECTIVE; /* of which layer 'bias' has 19 and 18 rows */
     if (fp8_model_create(&options, &s->model) != FP8_OK)
         return false;

@@ -126,7 +126,8 @@ static bool make_model(struct stage *s)
     options.layers = layers;
     options.context = s->rank->context;
     options.comm = s->rank->comm;
-    options.keep = s->c->keep;
+    options.backward = s->c->keep ? FP8_WEIGHTS_KEEP : FP8_WEIGHTS_GATHER;
+    options.grads = FP8_GRADS_SUM;
     s->call = (fp8_call)FP8_CALL_INIT;
     s->call.workspace_bytes = workspace;
     return fp8_memory_alloc(s->rank->context, workspace, &s->call.workspace) == FP8_OK &&

@@ -401,8 +401,8 @@ static bool make_model(struct run *run)
     options.context = run->side.context;
     options.comm = run->rank->comm;
     options.slots = c->slots;
-    options.keep = c->keep;
-    options.average = c->average;
+    options.backward = c->keep ? FP8_WEIGHTS_KEEP : FP8_WEIGHTS_GATHER;
+    options.grads = c->average ? FP8_GRADS_AVERAGE : FP8_GRADS_SUM;
     options.no_prefetch = c->no_prefetch;
     options.hash = "0123";
     fp8_model_bytes bytes = { .size = sizeof bytes };
@@ -410,6 +410,10 @@ static bool make_model(struct run *run)
     if (fp8_model_measure(&options, &bytes) != FP8_ERR_ARGUMENT || !says("comm_sms is -1", NULL))
         return false;
     options.comm_sms = c->comm_sms;
+    options.grads = (fp8_model_grads)3;
+    if (fp8_model_measure(&options, &bytes) != FP8_ERR_ARGUMENT || !says("grads is 3", NULL))
+        return false;
+    options.grads = c->average ? FP8_GRADS_AVERAGE : FP8_GRADS_SUM;
     options.reduce_by = (fp8_model_reduce)3;
     if (fp8_model_measure(&options, &bytes) != FP8_ERR_ARGUMENT || !says("reduce_by is 3", NULL))
         return false;

@@ -190,13 +190,13 @@ static void set_slots(fp8_model_options *options, fp8_model_layer *layers)
 static void set_ahead(fp8_model_options *options, fp8_model_layer *layers)
 {
     set_slots(options, layers);
-    options->keep = 1;
+    options->backward = FP8_WEIGHTS_KEEP;
 }
 
-static void set_average(fp8_model_options *options, fp8_model_layer *layers)
+static void set_sum(fp8_model_options *options, fp8_model_layer *layers)
 {
     (void)layers;
-    options->average = 1;
+    options->grads = FP8_GRADS_SUM;
 }
 
 static void set_reduce(fp8_model_options *options, fp8_model_layer *layers)
@@ -245,7 +245,7 @@ static void test_options(void **state)
     static const struct creation all[] = {
         { .change = set_slots, .field = "slots of the model", .values = { "2", "1" } },
         { .change = set_ahead, .field = "gathered ahead of the model", .values = { "1", "0" } },
-        { .change = set_average, .field = "average of the model", .values = { "0", "1" } },
+        { .change = set_sum, .field = "average of the model", .values = { "1", "0" } },
         { .change = set_reduce, .field = "reduce_by of the model", .values = { "0", "1" } },
         { .change = set_group, .field = "slots of the model", .values = { "2", "1" } },
         { .change = set_name, .field = "name of layer 0", .values = { "a", "other" } },
