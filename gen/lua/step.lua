@@ -37,11 +37,11 @@ local NETWORK = {
     },
     reduce_scatter = {
         bf16 = {
-            { ranks = 2, least = 35e-6, { 10e-6, 184e9 } },
+            { ranks = 2, least = 35e-6, { 10e-6, 220e9 }, { 23e-6, 240e9 } },
             { ranks = 4, least = 60e-6, { 5e-6, 209e9 } },
         },
         fp32 = {
-            { ranks = 2, least = 35e-6, { 8e-6, 206e9 } },
+            { ranks = 2, least = 35e-6, { 9e-6, 225e9 }, { 24e-6, 251e9 } },
             { ranks = 4, least = 60e-6, { 8e-6, 276e9 } },
         },
     },
