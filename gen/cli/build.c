@@ -11,6 +11,8 @@ struct values {
     int64_t jobs;
     const char *template_dir;
     bool no_cache;
+    const char *recipe;
+    const char *fsdp;
     const char *tuning;
     const char *gemm;
 };
@@ -40,6 +42,8 @@ static const struct cli_option options[] = {
       .kind = CLI_FLAG,
       .doc = "compile every kernel, whatever the cache holds, and keep none",
       .offset = offsetof(struct values, no_cache) },
+    CLI_OPTION_RECIPE(struct values),
+    CLI_OPTION_FSDP(struct values),
     CLI_OPTION_TUNING(struct values),
     CLI_OPTION_GEMM(struct values),
     { .name = NULL },
@@ -62,6 +66,8 @@ static int run(const void *v, int count, char **operands)
     }
     struct cli_spec spec = { .path = operands[0],
                              .template_dir = values->template_dir,
+                             .recipe = values->recipe,
+                             .fsdp = values->fsdp,
                              .tuning = values->tuning,
                              .gemm = values->gemm };
     fp8gen *gen;

@@ -104,8 +104,14 @@ int cli_read_seconds(const char *option, const char *text, double fallback, doub
 #define CLI_OPTION_RECIPE(type)                                                                    \
     {                                                                                              \
         .name = "recipe", .kind = CLI_TEXT, .metavar = "NAME",                                     \
-        .doc = "this recipe for every layer instead of the spec's",                                \
+        .doc = "recipe.NAME {} for every layer instead of the spec's recipes",                     \
         .offset = offsetof(type, recipe)                                                           \
+    }
+#define CLI_OPTION_FSDP(type)                                                                      \
+    {                                                                                              \
+        .name = "fsdp", .kind = CLI_TEXT, .metavar = "F",                                          \
+        .doc = "F ranks share the weights, whatever the spec's mesh says",                         \
+        .offset = offsetof(type, fsdp)                                                             \
     }
 #define CLI_OPTION_TEMPLATE_DIR(type)                                                              \
     {                                                                                              \
@@ -195,7 +201,6 @@ struct cli_spec {
     const char *path;
     const char *template_dir; /* NULL: FP8GEN_TEMPLATE_DIR, or the built-in ones */
     const char *tokens;       /* overrides; NULL = as the spec says */
-    const char *max_tokens;
     const char *recipe;
     const char *tuning; /* a tuning file; NULL = none */
     const char *gemm;   /* --gemm: what every GEMM is computed by; NULL = the plan's choice */

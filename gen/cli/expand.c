@@ -16,6 +16,10 @@ struct values {
     const char *output;
     const char *kernel;
     const char *template_dir;
+    const char *recipe;
+    const char *fsdp;
+    const char *tuning;
+    const char *gemm;
 };
 
 static const struct cli_option options[] = {
@@ -31,6 +35,10 @@ static const struct cli_option options[] = {
       .doc = "only this kernel",
       .offset = offsetof(struct values, kernel) },
     CLI_OPTION_TEMPLATE_DIR(struct values),
+    CLI_OPTION_RECIPE(struct values),
+    CLI_OPTION_FSDP(struct values),
+    CLI_OPTION_TUNING(struct values),
+    CLI_OPTION_GEMM(struct values),
     { .name = NULL },
 };
 
@@ -96,7 +104,12 @@ static int unknown_kernel(const char *wanted, const char *const *names, int coun
 static int run(const void *v, int count, char **operands)
 {
     const struct values *values = v;
-    struct cli_spec spec = { .path = operands[0], .template_dir = values->template_dir };
+    struct cli_spec spec = { .path = operands[0],
+                             .template_dir = values->template_dir,
+                             .recipe = values->recipe,
+                             .fsdp = values->fsdp,
+                             .tuning = values->tuning,
+                             .gemm = values->gemm };
     struct kernels all = { 0 };
     int first = 0;
     (void)count;

@@ -32,7 +32,7 @@ struct values {
     const char *tuning;
     const char *gemm;
     bool report;
-    int64_t fsdp; /* 0: as the spec says */
+    const char *fsdp; /* NULL: as the spec says */
     bool shrink;
     const char *timeout;
 };
@@ -77,13 +77,7 @@ static const struct cli_option options[] = {
     CLI_OPTION_TEMPLATE_DIR(struct values),
     CLI_OPTION_TUNING(struct values),
     CLI_OPTION_GEMM(struct values),
-    { .name = "fsdp",
-      .kind = CLI_NUMBER,
-      .metavar = "F",
-      .doc = "F ranks share the weights, whatever the spec's mesh says",
-      .offset = offsetof(struct values, fsdp),
-      .min = 1,
-      .max = 4096 },
+    CLI_OPTION_FSDP(struct values),
     { .name = "shrink",
       .kind = CLI_FLAG,
       .doc = "cut dims, keeping remainders mod 128 and uneven shards",
@@ -411,17 +405,15 @@ static int run_sharded(const struct values *v, fp8gen *gen, int ranks)
 static int run_spec(const struct values *v, const char *path)
 {
     struct session s = { .values = v };
-    char fsdp[24];
     struct cli_spec spec = { .path = path,
                              .template_dir = v->template_dir,
                              .recipe = v->recipe,
                              .tuning = v->tuning,
                              .gemm = v->gemm,
-                             .fsdp = v->fsdp ? fsdp : NULL,
+                             .fsdp = v->fsdp,
                              .shrink = v->shrink ? "true" : NULL };
     fp8gen *gen = NULL;
     int ranks = 1;
-    snprintf(fsdp, sizeof fsdp, "%" PRId64, v->fsdp);
     int code = cli_spec_open(&spec, NULL, &gen);
     if (code)
         return code;

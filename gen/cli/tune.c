@@ -26,6 +26,7 @@ struct values {
     const char *seconds;
     const char *candidates;
     const char *recipe;
+    const char *fsdp;
     const char *template_dir;
 };
 
@@ -53,6 +54,7 @@ static const struct cli_option options[] = {
       .doc = "generated configurations: all, or names A,B,... (default all)",
       .offset = offsetof(struct values, candidates) },
     CLI_OPTION_RECIPE(struct values),
+    CLI_OPTION_FSDP(struct values),
     CLI_OPTION_TEMPLATE_DIR(struct values),
     { .name = NULL },
 };
@@ -122,6 +124,7 @@ static int read_plan(struct tuner *t, const char *path)
 {
     struct cli_spec spec = { .path = path,
                              .recipe = t->values->recipe,
+                             .fsdp = t->values->fsdp,
                              .template_dir = t->values->template_dir };
     fp8gen *gen = NULL;
     int code = cli_spec_open(&spec, NULL, &gen);

@@ -332,8 +332,7 @@ local function apply_override(state, field, value, from)
     if override == nil then
         return value, from
     elseif field.type == "recipe" then
-        local same = type(value) == "table" and value.name == override
-        return same and value or default_recipe(override), "override"
+        return default_recipe(override), "override"
     end
     return override, "override"
 end

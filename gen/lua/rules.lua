@@ -78,11 +78,13 @@ be bf16, not fp32",
     end
 end
 
+-- A recipe that is not the spec's own takes the choice silently.
 local function fixed_accumulation(state, record, own, model, layer, refused)
     local fixed = recipes.of(layer).fixed or {}
+    local foreign = state.overrides.recipe ~= nil and layer.compute ~= "bf16"
     for _, field in ipairs(schema.scopes.accumulation) do
         local name, why = field.name, fixed[field.name]
-        local place = why and giver(state, record, own, model, "accumulation")
+        local place = why and not foreign and giver(state, record, own, model, "accumulation")
         local given = place and (place == record and own or model).accumulation
         if place == record and given ~= refused and given[name] == nil and model.accumulation
             and model.accumulation ~= refused then

@@ -106,6 +106,21 @@ expect_out_has '// mine'
 run fp8gen expand $spec --kernel amax_bf16
 expect_out_lacks '// mine'
 
+case_of "expand prints what build compiles: with another recipe, for ranks, with a GEMM forced"
+run fp8gen expand $spec --fsdp 4 --kernel sum_fp32_fp32
+expect_code 0
+expect_out_has "sum_fp32_fp32"
+run fp8gen expand $spec --kernel sum_fp32_fp32
+expect_code 2
+run fp8gen expand $spec --recipe block -o "$T/block" # which leaves the spec's accumulation no choice
+expect_code 0
+expect_err ''
+expect_file "$T/block/quantize_block_bf16_e4m3_pow2.cu"
+expect_no_file "$T/block/quantize_bf16_e4m3.cu"
+run fp8gen expand $spec --gemm cublaslt -o "$T/cublaslt"
+expect_code 0
+[ -z "$(find "$T/cublaslt" -name 'gemm_*')" ] || fail "no generated GEMM expected"
+
 case_of "an error in a template has its line and writes nothing"
 printf 'int $nothing;\n' >"$T/templates/amax.cu"
 run fp8gen expand $spec --template-dir "$T/templates" -o "$T/none"
@@ -124,6 +139,27 @@ mkdir "$T/mine" && echo mine >"$T/mine/file"
 run fp8gen build $spec --arch none -o "$T/mine"
 [ "$code" != 0 ] || fail "a folder that is not a bundle is kept"
 expect_file "$T/mine/file"
+
+case_of "build for ranks that the spec does not name, and with another recipe"
+run fp8gen build $spec --fsdp 4 --recipe delayed --arch none -o "$T/ranks"
+expect_code 0
+run grep -c '"fsdp": 4' "$T/ranks/manifest.json"
+expect_out 1
+run grep -c '"name": "delayed"' "$T/ranks/manifest.json"
+expect_code 0
+run fp8gen build $spec --fsdp 0 --arch none -o "$T/none"
+expect_code 2
+expect_err_has "'fsdp' must be a whole number of 1..4096, not '0'"
+expect_no_file "$T/none"
+
+case_of "tune reads a spec that only --fsdp makes right"
+sed 's/recipe.current { format = "hybrid" }/recipe.current { weight_scale = "shard" }/' \
+    specs/llama3_8b.lua >"$T/shards.lua"
+run fp8gen tune "$T/shards.lua" -o "$T/tuning"
+expect_code 1
+expect_err_has "give the model mesh = { fsdp = ... }"
+run fp8gen tune "$T/shards.lua" --fsdp 2 -o "$T/tuning"
+expect_err_has "has nothing to tune"
 
 case_of "build needs a folder and a known arch"
 run fp8gen build $spec
