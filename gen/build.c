@@ -77,6 +77,97 @@ static fp8gen_status parse_archs(struct fp8gen *gen, const char *text, struct ar
     }
 }
 
+/* ---- what is there for an arch --------------------------------------------------------------- */
+
+static bool is_by_block(const char *scaling)
+{
+    return strcmp(scaling, "block") == 0 || strcmp(scaling, "tile") == 0;
+}
+
+/* What cuBLASLt lacks for the scales of a product on an arch; NULL if it computes it
+ * (runtime/gemm_lt_problem.c has the same rules for the device at hand). */
+static const char *cublaslt_lacks(const char *a, const char *b, const char *arch)
+{
+    if (!is_by_block(a) && !is_by_block(b))
+        return NULL;
+    if (!is_by_block(a) || !is_by_block(b))
+        return "cuBLASLt has no product of one scale a tensor by scales along the contraction";
+    return strncmp(arch, "sm_90", 5) == 0
+               ? NULL
+               : "cuBLASLt has scales of blocks on compute capability 9.0 alone";
+}
+
+static const struct gen_kernel *find_kernel(const struct gen_plan *plan, const char *name)
+{
+    for (int32_t i = 0; i < plan->count; i++)
+        if (strcmp(plan->kernels[i].name, name) == 0)
+            return &plan->kernels[i];
+    return NULL;
+}
+
+/* Whether a generated kernel of a range's exists for an arch. */
+static bool is_generated(const struct gen_plan *plan, const json_t *range, const char *arch)
+{
+    const json_t *choices = json_object_get(range, "choices");
+    for (size_t i = 0; i < json_array_size(choices); i++) {
+        const char *name = json_string_value(json_object_get(json_array_get(choices, i), "kernel"));
+        const struct gen_kernel *kernel = name != NULL ? find_kernel(plan, name) : NULL;
+        if (kernel != NULL && gen_kernel_exists_for(kernel, arch))
+            return true;
+    }
+    return false;
+}
+
+/* Why nothing computes a step on an arch; NULL if something does, or if it multiplies nothing. */
+static const char *unserved(const struct gen_plan *plan, const json_t *step, const char *arch)
+{
+    const json_t *ranges = json_object_get(step, "dispatch");
+    if (ranges == NULL)
+        return NULL;
+    const char *lacks = cublaslt_lacks(json_string_value(json_object_get(step, "a_scaling")),
+                                       json_string_value(json_object_get(step, "b_scaling")), arch);
+    for (size_t i = 0; i < json_array_size(ranges) && lacks != NULL; i++)
+        if (!is_generated(plan, json_array_get(ranges, i), arch))
+            return lacks;
+    return NULL;
+}
+
+/* The products of a layer on one arch. */
+static fp8gen_status check_layer(struct fp8gen *gen, const struct gen_plan *plan,
+                                 const json_t *layer, const char *arch)
+{
+    static const char *const passes[] = { "fprop", "wgrad", "dgrad" };
+    for (size_t p = 0; p < sizeof(passes) / sizeof(passes[0]); p++) {
+        const json_t *steps = json_object_get(json_object_get(layer, "passes"), passes[p]);
+        for (size_t i = 0; i < json_array_size(steps); i++) {
+            const char *why = unserved(plan, json_array_get(steps, i), arch);
+            if (why != NULL)
+                return gen_fail(gen, FP8GEN_ERR_ARGUMENT,
+                                "leave that arch out, or take a recipe with scales of tensors or "
+                                "rows",
+                                "layer '%s': nothing computes %s on %s: %s, and the generated "
+                                "kernels are for sm_90a",
+                                json_string_value(json_object_get(layer, "name")), passes[p], arch,
+                                why);
+        }
+    }
+    return FP8GEN_OK;
+}
+
+static fp8gen_status check_served(struct fp8gen *gen, const struct gen_plan *plan,
+                                  const struct archs *archs)
+{
+    const json_t *layers = json_object_get(plan->manifest, "layers");
+    for (size_t i = 0; i < json_array_size(layers); i++)
+        for (int32_t a = 0; a < archs->count; a++) {
+            fp8gen_status status =
+                check_layer(gen, plan, json_array_get(layers, i), archs->list[a]);
+            if (status != FP8GEN_OK)
+                return status;
+        }
+    return FP8GEN_OK;
+}
+
 /* ---- the manifest ---------------------------------------------------------------------------- */
 
 static bool add_archs(const struct fp8gen *gen, json_t *manifest, const struct archs *archs)
@@ -244,6 +335,8 @@ fp8gen_status fp8gen_build(fp8gen *gen, const fp8gen_build_options *options)
     if (status != FP8GEN_OK)
         return status;
     status = gen_expand_plan(gen, &plan);
+    if (status == FP8GEN_OK)
+        status = check_served(gen, plan, &archs);
     if (status == FP8GEN_OK)
         status = check_nvrtc(gen, &archs);
     if (status == FP8GEN_OK)

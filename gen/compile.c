@@ -103,7 +103,7 @@ static fp8gen_status find_sources(struct fp8gen *gen, const struct gen_kernel *k
 
 /* ---- jobs ------------------------------------------------------------------------------------ */
 
-static bool exists_for(const struct gen_kernel *kernel, const char *arch)
+bool gen_kernel_exists_for(const struct gen_kernel *kernel, const char *arch)
 {
     if (kernel->archs == NULL)
         return true;
@@ -139,7 +139,7 @@ fp8gen_status gen_make_jobs(struct fp8gen *gen, const struct gen_plan *plan,
         if (status != FP8GEN_OK)
             return status;
         for (size_t j = 0; j < arch_count; j++)
-            if (exists_for(&plan->kernels[i], archs[j]))
+            if (gen_kernel_exists_for(&plan->kernels[i], archs[j]))
                 jobs->list[jobs->count++] = (struct gen_job){ .kernel = &plan->kernels[i],
                                                               .sources = &sources[i],
                                                               .arch = archs[j] };

@@ -73,6 +73,7 @@ struct gen_jobs {
 
 typedef void (*gen_progress)(void *user, const char *kernel, int32_t done, int32_t total);
 
+bool gen_kernel_exists_for(const struct gen_kernel *kernel, const char *arch);
 /* One job for each text (kernels of one entry share it) and each arch that it exists for; archs
  * ends in NULL. */
 fp8gen_status gen_make_jobs(struct fp8gen *gen, const struct gen_plan *plan,

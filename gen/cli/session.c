@@ -36,8 +36,10 @@ fp8gen_status cli_spec_load(const struct cli_spec *spec, const char *text, fp8ge
 {
     const struct {
         const char *field, *value;
-    } overrides[] = { { "tokens", spec->tokens }, { "recipe", spec->recipe },
-                      { "gemm", spec->gemm },     { "fsdp", spec->fsdp },
+    } overrides[] = { { "tokens", spec->tokens },
+                      { "recipe", spec->recipe },
+                      { "gemm", spec->gemm },
+                      { "fsdp", spec->fsdp },
                       { "shrink", spec->shrink } };
     fp8gen_options options = FP8GEN_OPTIONS_INIT;
     options.color = cli_color_stderr();

@@ -152,6 +152,19 @@ expect_code 2
 expect_err_has "'fsdp' must be a whole number of 1..4096, not '0'"
 expect_no_file "$T/none"
 
+case_of "build refuses an arch on which nothing computes a product"
+run fp8gen build examples/shard_scale.lua --arch sm_90a,sm_100a -o "$T/none"
+expect_code 2
+expect_err "error: layer 'up': nothing computes dgrad on sm_100a: cuBLASLt has no product of\
+ one scale a tensor by scales along the contraction, and the generated kernels are for sm_90a
+  hint: leave that arch out, or take a recipe with scales of tensors or rows"
+run fp8gen build $spec --recipe block --arch sm_120a -o "$T/none"
+expect_code 2
+expect_err_has "fprop on sm_120a: cuBLASLt has scales of blocks on compute capability 9.0 alone"
+expect_no_file "$T/none"
+run fp8gen build examples/shard_scale.lua --arch none -o "$T/shards"
+expect_code 0
+
 case_of "tune reads a spec that only --fsdp makes right"
 sed 's/recipe.current { format = "hybrid" }/recipe.current { weight_scale = "shard" }/' \
     specs/llama3_8b.lua >"$T/shards.lua"
