@@ -298,8 +298,7 @@ void fp8_bundle_close(fp8_bundle *bundle)
     if (!bundle)
         return;
     struct fp8_uncaptured entered;
-    if (!bundle->context->is_host &&
-        fp8_uncaptured_enter(bundle->context, NULL, NULL, &entered) == FP8_OK) {
+    if (!bundle->context->is_host && fp8_release_enter(bundle->context, &entered)) {
         for (int i = 0; i < bundle->manifest.kernel_count; i++)
             fp8_kernel_unload(bundle->context, &bundle->manifest.kernels[i]);
         fp8_uncaptured_leave(bundle->context, &entered);

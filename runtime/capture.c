@@ -82,6 +82,23 @@ fp8_status fp8_uncaptured_enter(const struct fp8_context *context, const char *c
     return FP8_OK;
 }
 
+bool fp8_release_enter(const struct fp8_context *context, struct fp8_uncaptured *entered)
+{
+    *entered = (struct fp8_uncaptured){ .pushed = false };
+    if (context->is_host)
+        return true;
+    if (fp8_context_is_stuck(context) ||
+        fp8_context_push(context, &entered->pushed) != CUDA_SUCCESS)
+        return false;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (context->driver->exchange_capture_mode(&mode) == CUDA_SUCCESS) {
+        depth++;
+        entered->relaxed = true;
+        entered->mode = (int)mode;
+    }
+    return true;
+}
+
 void fp8_uncaptured_leave(const struct fp8_context *context, const struct fp8_uncaptured *entered)
 {
     CUstreamCaptureMode mode = (CUstreamCaptureMode)entered->mode;

@@ -8,7 +8,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "runtime/comm.h"
 
@@ -46,15 +45,9 @@ fp8_status fp8_comm_fail_locked(fp8_comm *comm, fp8_status status, const char *w
     return fp8_comm_failure_locked(comm);
 }
 
-void fp8_comm_sleep(double seconds)
-{
-    struct timespec time = { (time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9) };
-    nanosleep(&time, NULL);
-}
-
 /* ---- checks ---- */
 
-static fp8_status check_timeout(const char *call, double timeout)
+fp8_status fp8_comm_check_timeout(const char *call, double timeout)
 {
     if (isfinite(timeout) && timeout >= 0 && timeout <= 1e6)
         return FP8_OK;
@@ -85,7 +78,7 @@ static fp8_status check_options(const fp8_context *context, const fp8_comm_optio
     if (options->ranks > 1 && !options->id == !options->file)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: give id or file, %s", call,
                         options->id ? "not both" : "neither is given");
-    return check_timeout(call, options->timeout_seconds);
+    return fp8_comm_check_timeout(call, options->timeout_seconds);
 }
 
 fp8_status fp8_comm_create(fp8_context *context, const fp8_comm_options *options, fp8_comm **comm)
@@ -206,13 +199,16 @@ static fp8_status check_apart(const fp8_comm *comm, enum fp8_collective kind, co
 /* Sets the label, enters the context; end() leaves it. */
 static fp8_status begin(fp8_comm *comm, enum fp8_collective kind, const char *label, bool *pushed)
 {
+    *pushed = false;
     pthread_mutex_lock(&comm->lock);
     snprintf(comm->label, sizeof comm->label, "%s of %s", collective_names[kind],
              label && *label ? label : "a caller's own data");
     fp8_status status = fp8_comm_failure_locked(comm);
+    if (status ==
+        FP8_OK) /* under the lock, under which an abort that sticks fails its communicator */
+        status = fp8_context_enter(comm->context, pushed);
     pthread_mutex_unlock(&comm->lock);
-    *pushed = false;
-    return status == FP8_OK ? fp8_context_enter(comm->context, pushed) : status;
+    return status;
 }
 
 static fp8_status end(fp8_comm *comm, bool pushed, fp8_status status)
@@ -320,9 +316,15 @@ fp8_status fp8_comm_wait(fp8_comm *comm, fp8_stream stream)
     if (!comm)
         return fp8_fail(FP8_ERR_ARGUMENT, "comm_wait: comm is NULL");
     struct fp8_uncaptured entered;
-    FP8_TRY(fp8_uncaptured_enter(comm->context, "comm_wait", stream, &entered));
-    fp8_status status = comm->transport->wait(comm, stream);
-    fp8_uncaptured_leave(comm->context, &entered);
+    pthread_mutex_lock(&comm->lock);
+    fp8_status status = fp8_comm_failure_locked(comm);
+    if (status == FP8_OK) /* as in begin() */
+        status = fp8_uncaptured_enter(comm->context, "comm_wait", stream, &entered);
+    pthread_mutex_unlock(&comm->lock);
+    if (status == FP8_OK) {
+        status = comm->transport->wait(comm, stream);
+        fp8_uncaptured_leave(comm->context, &entered);
+    }
     return fp8_report(comm->context, status);
 }
 
@@ -370,7 +372,7 @@ void fp8_comm_free(fp8_comm *comm, void *memory)
     struct fp8_uncaptured entered;
     if (!comm->transport->free)
         fp8_memory_free(comm->context, memory);
-    else if (fp8_uncaptured_enter(comm->context, NULL, NULL, &entered) == FP8_OK) {
+    else if (fp8_release_enter(comm->context, &entered)) {
         comm->transport->free(comm, memory);
         fp8_uncaptured_leave(comm->context, &entered);
     }

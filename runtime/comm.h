@@ -67,7 +67,8 @@ void fp8_comm_setup(fp8_comm *comm, const struct fp8_transport *transport, fp8_c
 fp8_status fp8_comm_fail_locked(fp8_comm *comm, fp8_status status, const char *why);
 /* The failure so far as an error of this thread; the lock is held. */
 fp8_status fp8_comm_failure_locked(const fp8_comm *comm);
-void fp8_comm_sleep(double seconds);
+/* FP8_ERR_ARGUMENT; 0 stands for the default. */
+fp8_status fp8_comm_check_timeout(const char *call, double timeout);
 
 /* ---- texts and votes (comm_agree.c); all ranks make the same calls ---- */
 

@@ -164,7 +164,7 @@ static fp8_status give(const fp8_comm_options *options, double timeout, struct l
             FP8_TRY(put_file(options->file, -1, letter, bytes));
         if (fp8_clock() > end)
             return not_all(options, timeout, there);
-        fp8_comm_sleep(0.002);
+        fp8_sleep(0.002);
     }
     remove_file(options->file, -1);
     for (int32_t rank = 1; rank < options->ranks; rank++)
@@ -194,7 +194,7 @@ static fp8_status take(const fp8_comm_options *options, double timeout, struct l
                             "comm_create: rank %d of %d waited %.3g s at %s for rank 0; start all "
                             "ranks with the same file, or look why rank 0 ended",
                             options->rank, options->ranks, timeout, options->file);
-        fp8_comm_sleep(0.002);
+        fp8_sleep(0.002);
     }
     *id = letter->id;
     note.has_id = 1;

@@ -7,18 +7,10 @@
  */
 #include <errno.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "runtime/comm_local.h"
 
 /* ---- the group ---- */
-
-struct timespec fp8_group_deadline(double seconds)
-{
-    double end = fp8_clock() + seconds;
-    struct timespec time = { (time_t)end, (long)((end - (double)(time_t)end) * 1e9) };
-    return time;
-}
 
 fp8_status fp8_group_fail(struct fp8_comm_group *group, fp8_status status, const char *why)
 {
@@ -37,23 +29,15 @@ fp8_status fp8_comm_group_create(int32_t ranks, double timeout_seconds, fp8_comm
     *group = NULL;
     if (ranks < 1 || ranks > 65536)
         return fp8_fail(FP8_ERR_ARGUMENT, "comm_group_create: ranks is %d, not in 1..65536", ranks);
-    if (!(timeout_seconds >= 0 && timeout_seconds <= 1e6))
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "comm_group_create: timeout_seconds is %g; pass 0 (for %g) or up to a "
-                        "million seconds",
-                        timeout_seconds, FP8_COMM_DEFAULT_TIMEOUT);
+    FP8_TRY(fp8_comm_check_timeout("comm_group_create", timeout_seconds));
     size_t bytes = sizeof **group + (size_t)ranks * sizeof(struct seat);
     struct fp8_comm_group *made = fp8_allocate(bytes);
     if (!made)
         return fp8_fail_memory("a group of ranks", bytes);
     made->ranks = ranks;
     made->timeout = timeout_seconds > 0 ? timeout_seconds : FP8_COMM_DEFAULT_TIMEOUT;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&made->lock, NULL);
-    pthread_cond_init(&made->change, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    fp8_condition_init(&made->change);
     *group = made;
     return FP8_OK;
 }
@@ -80,7 +64,7 @@ static fp8_status sit_down(fp8_comm_group *group, int32_t rank, bool is_host, co
     group->seats[rank].is_host = is_host;
     group->joined++;
     pthread_cond_broadcast(&group->change);
-    const struct timespec deadline = fp8_group_deadline(group->timeout);
+    const struct timespec deadline = fp8_deadline(group->timeout);
     while (group->joined < group->ranks && group->failed == FP8_OK) {
         if (pthread_cond_timedwait(&group->change, &group->lock, &deadline) != ETIMEDOUT ||
             group->joined == group->ranks || group->failed != FP8_OK)

@@ -117,7 +117,7 @@ static fp8_status arrive(struct local *local, const struct visit *visit)
         return group->failed;
     }
     const uint64_t before = group->meetings;
-    const struct timespec deadline = fp8_group_deadline(group->timeout);
+    const struct timespec deadline = fp8_deadline(group->timeout);
     while (group->meetings == before && group->failed == FP8_OK) {
         if (pthread_cond_timedwait(&group->change, &group->lock, &deadline) == ETIMEDOUT &&
             group->meetings == before && group->failed == FP8_OK) {
@@ -342,8 +342,10 @@ static void local_abort(fp8_comm *comm, const char *why)
 {
     struct fp8_comm_group *group = ((struct local *)comm)->group;
     char text[FP8_COMM_SENTENCE];
+    pthread_mutex_lock(&comm->lock); /* over the label: any thread may abort */
     snprintf(text, sizeof text, "rank %d of %d ('%s') gave up after %s: %.300s", comm->rank,
              comm->ranks, comm->name, comm->label, why);
+    pthread_mutex_unlock(&comm->lock);
     pthread_mutex_lock(&group->lock);
     (void)fp8_group_fail(group, FP8_ERR_COMM, text);
     pthread_mutex_unlock(&group->lock);

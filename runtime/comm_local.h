@@ -8,8 +8,6 @@
 #ifndef FP8_COMM_LOCAL_H
 #define FP8_COMM_LOCAL_H
 
-#include <time.h>
-
 #include "runtime/comm.h"
 
 /* What a rank brings to a meeting. Alive until the second meeting has ended. */
@@ -54,8 +52,6 @@ struct local {
 /* comm_group.c: the first failure of a group, kept, and whoever waits is woken; the lock is
  * held. */
 fp8_status fp8_group_fail(struct fp8_comm_group *group, fp8_status status, const char *why);
-/* So many seconds from now on the monotonic clock. */
-struct timespec fp8_group_deadline(double seconds);
 
 /* comm_local.c: a rank of a group, on the host or alone. */
 fp8_status fp8_local_create(fp8_comm_group *group, fp8_context *context, int32_t rank,

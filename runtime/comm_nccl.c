@@ -34,7 +34,7 @@ static fp8_status fail(struct nccl *nccl, fp8_status status, const char *what)
         fp8_nccl_abort(nccl, nccl->handle, ABORT_SECONDS);
     if (!comm->is_owned)
         more = "; the communicator is the caller's, who must abort it so that its streams go on";
-    else if (comm->context->is_stuck)
+    else if (fp8_context_is_stuck(comm->context))
         more = "; NCCL's abort does not end, for a copy engine waits: end this process, which "
                "frees it";
     nccl->handle = comm->is_owned ? NULL : nccl->handle;
@@ -71,10 +71,6 @@ static fp8_status fail_late(struct nccl *nccl, const char *what)
 fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what)
 {
     const double start = fp8_clock();
-    if (nccl->is_late) {
-        nccl->handle = NULL;
-        return fail_late(nccl, what);
-    }
     /* Some calls on a non-blocking communicator say success and are still under way. */
     if (result == FP8_NCCL_SUCCESS && nccl->comm.is_owned && !nccl->is_blocking)
         result = FP8_NCCL_IN_PROGRESS;
@@ -91,9 +87,28 @@ fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what)
         if (waited < 1e-3)
             sched_yield();
         else
-            fp8_comm_sleep(waited < 1e-1 ? 2e-5 : 1e-3);
+            fp8_sleep(waited < 1e-1 ? 2e-5 : 1e-3);
     }
     return result == FP8_NCCL_SUCCESS ? FP8_OK : fail_nccl(nccl, result, what);
+}
+
+/* Around calls that can hang: from here to end_call the watcher may take the handle, once they last
+ * longer than the timeout. */
+static void begin_call(struct nccl *nccl)
+{
+    atomic_store(&nccl->calling, (int64_t)(fp8_clock() * 1e6) + 1);
+}
+
+/* FP8_ERR_TIMEOUT: the watcher has taken it, whatever the call says, and the abort has ended or is
+ * left to itself. */
+static fp8_status end_call(struct nccl *nccl, const char *what)
+{
+    if (atomic_exchange(&nccl->calling, 0) != FP8_NCCL_TAKEN)
+        return FP8_OK;
+    pthread_mutex_lock(&nccl->watch_lock); /* the watcher holds it until then */
+    nccl->handle = NULL;
+    pthread_mutex_unlock(&nccl->watch_lock);
+    return fail_late(nccl, what);
 }
 
 /* ---- what is under way; the lock is held, the context entered ---- */
@@ -168,19 +183,22 @@ static fp8_status remember(struct nccl *nccl, fp8_stream stream)
 }
 
 /* Between calls: a look at what is under way. In a call that does not come back: the end of it, if the
- * communicator is ours. */
-static void look(struct nccl *nccl)
+ * communicator is ours and the same call has it still. False: there is nothing left to watch. */
+static bool look(struct nccl *nccl)
 {
-    const int64_t since = nccl->calling_since;
+    int64_t since = atomic_load(&nccl->calling);
     if (pthread_mutex_trylock(&nccl->comm.lock) == 0) {
         if (nccl->comm.failed == FP8_OK)
             (void)poll_locked(nccl);
         pthread_mutex_unlock(&nccl->comm.lock);
-    } else if (since && nccl->comm.is_owned &&
-               fp8_clock() - (double)since * 1e-6 > nccl->comm.timeout) {
-        nccl->is_late = true;
-        fp8_nccl_abort(nccl, nccl->handle, ABORT_SECONDS);
+        return true;
     }
+    if (since == 0 || !nccl->comm.is_owned ||
+        fp8_clock() - (double)since * 1e-6 <= nccl->comm.timeout ||
+        !atomic_compare_exchange_strong(&nccl->calling, &since, FP8_NCCL_TAKEN))
+        return true;
+    fp8_nccl_abort(nccl, nccl->handle, ABORT_SECONDS);
+    return false;
 }
 
 void *fp8_nccl_watch(void *user)
@@ -194,15 +212,10 @@ void *fp8_nccl_watch(void *user)
     (void)comm->context->driver->exchange_capture_mode(&mode);
     const double step = comm->timeout < 1.0 ? comm->timeout / 10 : 0.1;
     pthread_mutex_lock(&nccl->watch_lock);
-    while (!nccl->stop && !nccl->is_late) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += (long)(step * 1e9);
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
+    for (bool more = true; more && !nccl->stop;) {
+        const struct timespec until = fp8_deadline(step);
         (void)pthread_cond_timedwait(&nccl->stopping, &nccl->watch_lock, &until);
-        if (!nccl->stop)
-            look(nccl);
+        more = nccl->stop || look(nccl);
     }
     pthread_mutex_unlock(&nccl->watch_lock);
     fp8_context_leave(comm->context, pushed);
@@ -265,7 +278,7 @@ static fp8_status run(struct nccl *nccl, const struct job *job)
     pthread_mutex_lock(&comm->lock);
     fp8_status status = poll_locked(nccl);
     if (status == FP8_OK) {
-        nccl->calling_since = (int64_t)(fp8_clock() * 1e6) + 1;
+        begin_call(nccl);
         int result = wanted > 1 ? nccl->table->group_start() : FP8_NCCL_SUCCESS;
         for (size_t i = 0;
              i < parts && (result == FP8_NCCL_SUCCESS || result == FP8_NCCL_IN_PROGRESS); i++) {
@@ -277,8 +290,9 @@ static fp8_status run(struct nccl *nccl, const struct job *job)
             if (result == FP8_NCCL_SUCCESS || result == FP8_NCCL_IN_PROGRESS)
                 result = end;
         }
-        nccl->calling_since = 0;
-        status = fp8_nccl_settle(nccl, result, comm->label);
+        status = end_call(nccl, comm->label);
+        if (status == FP8_OK)
+            status = fp8_nccl_settle(nccl, result, comm->label);
     }
     if (status == FP8_OK)
         status = remember(nccl, job->stream);
@@ -345,12 +359,15 @@ static fp8_status nccl_all_reduce_max(fp8_comm *comm, float *values, size_t coun
 
 static fp8_status nccl_poll(fp8_comm *comm)
 {
-    bool pushed;
-    FP8_TRY(fp8_context_enter(comm->context, &pushed));
+    bool pushed = false;
     pthread_mutex_lock(&comm->lock);
-    fp8_status status = poll_locked((struct nccl *)comm);
-    pthread_mutex_unlock(&comm->lock);
+    fp8_status status = fp8_comm_failure_locked(comm);
+    if (status == FP8_OK)
+        status = fp8_context_enter(comm->context, &pushed);
+    if (status == FP8_OK)
+        status = poll_locked((struct nccl *)comm);
     fp8_context_leave(comm->context, pushed);
+    pthread_mutex_unlock(&comm->lock);
     return status;
 }
 
@@ -380,21 +397,21 @@ static fp8_status nccl_wait(fp8_comm *comm, fp8_stream stream)
         if (query == CUDA_SUCCESS)
             return FP8_OK;
         FP8_TRY(check_graphs((struct nccl *)comm, start));
-        fp8_comm_sleep(tries < 100 ? 1e-5 : 2e-4);
+        fp8_sleep(tries < 100 ? 1e-5 : 2e-4);
     }
 }
 
 static void nccl_abort(fp8_comm *comm, const char *why)
 {
     char text[FP8_COMM_SENTENCE];
-    bool pushed;
-    if (fp8_context_enter(comm->context, &pushed) != FP8_OK)
-        return;
+    struct fp8_uncaptured entered;
     pthread_mutex_lock(&comm->lock);
+    const bool may_enter = fp8_release_enter(comm->context, &entered); /* it fails in any case */
     snprintf(text, sizeof text, "gave up after %s: %.300s", comm->label, why);
     (void)fail((struct nccl *)comm, FP8_ERR_COMM, text);
+    if (may_enter)
+        fp8_uncaptured_leave(comm->context, &entered);
     pthread_mutex_unlock(&comm->lock);
-    fp8_context_leave(comm->context, pushed);
 }
 
 /* ---- memory ---- */
@@ -419,25 +436,28 @@ const char *fp8_nccl_no_window(const struct nccl *nccl)
 
 static fp8_status register_window(struct nccl *nccl, struct window *window, size_t bytes)
 {
-    nccl->calling_since = (int64_t)(fp8_clock() * 1e6) + 1;
+    const char *what = "registering the gather pool";
+    begin_call(nccl);
     int result = nccl->table->window_register(nccl->handle, window->memory, bytes, &window->window,
                                               FP8_NCCL_WIN_COLL_SYMMETRIC);
-    nccl->calling_since = 0;
-    if (!nccl->is_late &&
-        (result == FP8_NCCL_INVALID_ARGUMENT || result == FP8_NCCL_INVALID_USAGE)) {
+    FP8_TRY(end_call(nccl, what));
+    if (result == FP8_NCCL_INVALID_ARGUMENT || result == FP8_NCCL_INVALID_USAGE) {
         window->window = NULL; /* refused before anything was done: ordinary memory */
         return FP8_OK;
     }
-    return fp8_nccl_settle(nccl, result, "registering the gather pool");
+    return fp8_nccl_settle(nccl, result, what);
 }
 
 static fp8_status deregister_window(struct nccl *nccl, struct window *window)
 {
     if (!window->window || !nccl->handle)
         return FP8_OK;
+    const char *what = "deregistering memory";
+    begin_call(nccl);
     int result = nccl->table->window_deregister(nccl->handle, window->window);
     window->window = NULL;
-    return fp8_nccl_settle(nccl, result, "deregistering memory");
+    FP8_TRY(end_call(nccl, what));
+    return fp8_nccl_settle(nccl, result, what);
 }
 
 /* Whether all ranks have a window; a rank alone with one gives it up. */
@@ -531,7 +551,7 @@ static void drop_window(struct nccl *nccl, struct window *window)
     pthread_mutex_unlock(&comm->lock);
     if (!window->is_nccl)
         fp8_memory_free(comm->context, window->memory);
-    else if (!comm->context->is_stuck) /* an abort that does not end still has it */
+    else if (!fp8_context_is_stuck(comm->context)) /* an abort that does not end still has it */
         (void)nccl->table->mem_free(window->memory);
     *window = (struct window){ .memory = NULL };
 }

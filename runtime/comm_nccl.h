@@ -14,7 +14,8 @@ enum {
     WINDOWS = 8,
     COPY_ENGINE_VERSION = 22800,
     NVLS_MODE_VERSION = 23100,
-    ABORT_SECONDS = 2
+    ABORT_SECONDS = 2,
+    FP8_NCCL_TAKEN = -1
 };
 
 /* A collective that was enqueued. */
@@ -43,12 +44,15 @@ struct nccl {
     bool captured;     /* graphs have collectives of this communicator, which nobody watches */
     struct window windows[WINDOWS];
     bool is_blocking; /* calls launch before they return; else a thread of NCCL's does, in 30 us */
-    _Atomic int64_t calling_since; /* microseconds on the clock; 0: not in a call of NCCL's */
-    atomic_bool is_late;           /* the watcher has aborted what a call hangs in */
+    /* Whose the handle is: 0, that of whoever holds the communicator's lock; since when it has been
+     * with a call of NCCL's (microseconds on the clock), after which it is the caller's again; or
+     * FP8_NCCL_TAKEN: the watcher has it for good, and aborts it. */
+    _Atomic int64_t calling;
     pthread_t watcher;
     bool watching;
     bool stop;
-    pthread_mutex_t watch_lock; /* over stop alone: a call that hangs holds the communicator's */
+    pthread_mutex_t
+        watch_lock; /* over stop and a look: a call that hangs holds the communicator's */
     pthread_cond_t stopping;
 };
 
@@ -59,7 +63,8 @@ extern const struct fp8_transport fp8_nccl_transport;
 fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what);
 /* Why gathers do not go through windows, or NULL. */
 const char *fp8_nccl_no_window(const struct nccl *nccl);
-/* Ends NCCL's part of it. Not at its end after so many seconds: the context is stuck. */
+/* Ends NCCL's part of it; whose the handle is, who therefore may call this, struct nccl says. Not at
+ * its end after so many seconds: the device is stuck. On a device that is, nothing is done. */
 void fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds);
 void fp8_nccl_destroy(fp8_comm *comm);
 /* The body of the thread that watches. */

@@ -7,7 +7,6 @@
  * policy of no CTAs; multicast is switched off where NCCL can be told so. Of an adopted one only
  * rank, size and device are read.
  */
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,11 +31,7 @@ static fp8_status start_watcher(struct nccl *nccl)
 {
     if (nccl->flags & FP8_COMM_NO_WATCHDOG)
         return FP8_OK;
-    sigset_t all, old; /* the program's signals belong to its own threads */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int error = pthread_create(&nccl->watcher, NULL, fp8_nccl_watch, nccl);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    int error = fp8_thread_start(&nccl->watcher, fp8_nccl_watch, nccl);
     if (error)
         return fp8_fail(FP8_ERR_MEMORY, "comm_create: the thread that watches does not start (%d)",
                         error);
@@ -53,12 +48,8 @@ static struct nccl *make_object(fp8_context *context, int32_t rank, int32_t rank
         return NULL;
     }
     fp8_comm_setup(&nccl->comm, &fp8_nccl_transport, context, rank, ranks, timeout, name);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&nccl->stopping, &monotonic);
+    fp8_condition_init(&nccl->stopping);
     pthread_mutex_init(&nccl->watch_lock, NULL);
-    pthread_condattr_destroy(&monotonic);
     return nccl;
 }
 
@@ -212,10 +203,7 @@ static fp8_status check_adopt(const fp8_context *context, const fp8_comm_adopt_a
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: nccl_comm is NULL", call);
     if (args->flags & ~(FP8_COMM_NO_COPY_ENGINE | FP8_COMM_NO_WATCHDOG) || args->reserved0)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: flags is %u; pass FP8_COMM_*", call, args->flags);
-    if (!(args->timeout_seconds >= 0 && args->timeout_seconds <= 1e6))
-        return fp8_fail(FP8_ERR_ARGUMENT, "%s: timeout_seconds is %g; pass 0 or up to a million",
-                        call, args->timeout_seconds);
-    return FP8_OK;
+    return fp8_comm_check_timeout(call, args->timeout_seconds);
 }
 
 static fp8_status adopt_table(struct nccl *nccl, const fp8_comm_adopt_args *args)

@@ -4,13 +4,10 @@
  *
  * NCCL's kernels look at a flag that an abort sets, and leave. A copy engine that waits for a rank
  * does not: an abort then frees memory, which waits for the device, and never comes back. So it
- * runs on a thread of its own and is waited for a little while only. From then on the context is
- * stuck: what an abort may still use stays as it is, and so does all whose release waits for the
- * device (memory, modules, the primary context), until the process ends.
+ * runs on a thread of its own and is waited for a little while only. From then on the device is
+ * stuck for this process: what an abort may still use stays as it is, calls on any context of the
+ * device are refused, and nothing of it is released or aborted any more.
  */
-#include <signal.h>
-#include <time.h>
-
 #include "runtime/comm_nccl.h"
 
 /* An abort under way; whoever of the two comes last releases it. */
@@ -46,11 +43,7 @@ static void *run_abort(void *user)
 static bool start_abort(struct ending *ending)
 {
     pthread_t thread;
-    sigset_t all, old; /* the program's signals belong to its own threads */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    const bool started = pthread_create(&thread, NULL, run_abort, ending) == 0;
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    const bool started = fp8_thread_start(&thread, run_abort, ending) == 0;
     if (started)
         pthread_detach(thread);
     return started;
@@ -58,16 +51,14 @@ static bool start_abort(struct ending *ending)
 
 void fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds)
 {
+    if (fp8_context_is_stuck(nccl->comm.context)) /* it would not end either */
+        return;
     struct ending *ending = fp8_allocate(sizeof *ending);
     if (!ending) {
         (void)nccl->table->abort(handle);
         return;
     }
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&ending->ended, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    fp8_condition_init(&ending->ended);
     pthread_mutex_init(&ending->lock, NULL);
     ending->table = nccl->table;
     ending->handle = handle;
@@ -76,8 +67,7 @@ void fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds)
         release_ending(ending);
         return;
     }
-    const double end = fp8_clock() + seconds;
-    const struct timespec until = { (time_t)end, (long)((end - (double)(time_t)end) * 1e9) };
+    const struct timespec until = fp8_deadline(seconds);
     pthread_mutex_lock(&ending->lock);
     int error = 0;
     while (!ending->is_done && error == 0)
@@ -88,26 +78,26 @@ void fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds)
     if (is_done)
         release_ending(ending);
     else
-        nccl->comm.context->is_stuck = true;
+        fp8_context_set_stuck(nccl->comm.context);
 }
 
 void fp8_nccl_destroy(fp8_comm *comm)
 {
     struct nccl *nccl = (struct nccl *)comm;
-    bool pushed = false;
+    struct fp8_uncaptured entered;
     pthread_mutex_lock(&nccl->watch_lock);
     nccl->stop = true;
     pthread_cond_broadcast(&nccl->stopping);
     pthread_mutex_unlock(&nccl->watch_lock);
     if (nccl->watching)
         pthread_join(nccl->watcher, NULL);
-    if (fp8_context_enter(comm->context, &pushed) == FP8_OK) {
+    if (fp8_release_enter(comm->context, &entered)) {
         /* Abort, not finalise: that would wait for ranks which may never come. */
-        if (nccl->handle && comm->is_owned && !nccl->is_late)
+        if (nccl->handle && comm->is_owned)
             fp8_nccl_abort(nccl, nccl->handle, comm->timeout);
         for (int i = 0; i < PENDING && nccl->events[i]; i++)
             (void)comm->context->driver->event_destroy(nccl->events[i]);
-        fp8_context_leave(comm->context, pushed);
+        fp8_uncaptured_leave(comm->context, &entered);
     }
     pthread_cond_destroy(&nccl->stopping);
     pthread_mutex_destroy(&nccl->watch_lock);

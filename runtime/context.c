@@ -3,8 +3,8 @@
  *
  * The primary context is retained, never created anew, so that the runtime shares memory and
  * streams with whatever else the program uses. It is made current only while a call needs it and
- * only if it is not current already, and popped again: the caller's current device never changes. A
- * host context opens no library.
+ * only if it is not current already, and popped again: the caller's current device never changes.
+ * Whether a device is stuck is kept here, once for the process. A host context opens no library.
  */
 #include <stdio.h>
 #include <string.h>
@@ -15,21 +15,51 @@
 #include "runtime/internal.h"
 #include "runtime/parallel.h"
 
+/* Bit = ordinal; those from 63 on, which no machine has, share the last. */
+static _Atomic uint64_t stuck_devices;
+
+static uint64_t device_bit(const struct fp8_context *context)
+{
+    return (uint64_t)1 << (context->device < 63 ? context->device : 63);
+}
+
+bool fp8_context_is_stuck(const struct fp8_context *context)
+{
+    return !context->is_host && (atomic_load(&stuck_devices) & device_bit(context));
+}
+
+void fp8_context_set_stuck(const struct fp8_context *context)
+{
+    (void)atomic_fetch_or(&stuck_devices, device_bit(context));
+}
+
+CUresult fp8_context_push(const struct fp8_context *context, bool *pushed)
+{
+    const struct fp8_driver *driver = context->driver;
+    CUcontext current = NULL;
+    CUresult result = driver->ctx_get_current(&current);
+    *pushed = false;
+    if (result == CUDA_SUCCESS && current == (CUcontext)context->primary)
+        return CUDA_SUCCESS;
+    result = driver->ctx_push((CUcontext)context->primary);
+    *pushed = result == CUDA_SUCCESS;
+    return result;
+}
+
 fp8_status fp8_context_enter(const struct fp8_context *context, bool *pushed)
 {
     *pushed = false;
     if (context->is_host)
         return FP8_OK;
-    const struct fp8_driver *driver = context->driver;
-    CUcontext current = NULL;
-    CUresult result = driver->ctx_get_current(&current);
-    if (result == CUDA_SUCCESS && current == (CUcontext)context->primary)
+    if (fp8_context_is_stuck(context))
+        return fp8_fail(FP8_ERR_COMM,
+                        "device %d waits for a rank that has gone, which nothing ends, and takes "
+                        "no more calls; end this process, which frees it",
+                        context->device);
+    CUresult result = fp8_context_push(context, pushed);
+    if (result == CUDA_SUCCESS)
         return FP8_OK;
-    result = driver->ctx_push((CUcontext)context->primary);
-    if (result != CUDA_SUCCESS)
-        return fp8_fail_cuda(driver, result, "making device %d current", context->device);
-    *pushed = true;
-    return FP8_OK;
+    return fp8_fail_cuda(context->driver, result, "making device %d current", context->device);
 }
 
 void fp8_context_leave(const struct fp8_context *context, bool pushed)
@@ -186,9 +216,9 @@ void fp8_context_destroy(fp8_context *context)
         return;
     fp8_registry_destroy(context->registry);
     fp8_pool_destroy(context->pool);
-    if (context->primary && !context->is_stuck) {
+    if (context->primary && !fp8_context_is_stuck(context)) {
         struct fp8_uncaptured entered;
-        if (context->lt && fp8_uncaptured_enter(context, NULL, NULL, &entered) == FP8_OK) {
+        if (context->lt && fp8_release_enter(context, &entered)) {
             fp8_lt_destroy(context->lt);
             fp8_uncaptured_leave(context, &entered);
         }
@@ -214,7 +244,7 @@ fp8_status fp8_context_info(const fp8_context *context, fp8_device_info *info)
     info->sms = context->sms;
     info->arch = context->arch;
     info->driver_version = context->driver_version;
-    info->is_stuck = context->is_stuck;
+    info->is_stuck = fp8_context_is_stuck(context);
     info->cublaslt_version = context->lt ? fp8_lt_version(context->lt) : 0;
     info->memory_bytes = context->memory_bytes;
     memcpy(info->name, context->name, sizeof info->name);

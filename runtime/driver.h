@@ -92,6 +92,10 @@ fp8_status fp8_driver_get(const struct fp8_driver **driver);
 fp8_status fp8_fail_cuda(const struct fp8_driver *driver, CUresult result, const char *format, ...)
     __attribute__((format(printf, 3, 4), cold));
 
+/* fp8_context_enter without its checks and its sentence. */
+struct fp8_context;
+CUresult fp8_context_push(const struct fp8_context *context, bool *pushed);
+
 /* The libraries of this process, for the runtime and fp8_library_symbol. The handle stays open. */
 struct fp8_dynlib;
 fp8_status fp8_library_open(fp8_library library, const struct fp8_dynlib **opened);

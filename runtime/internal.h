@@ -14,6 +14,7 @@
 #include "runtime/fp8_device.h"
 #include "runtime/fp8_primitives.h"
 #include "runtime/plan.h"
+#include "runtime/thread.h"
 
 /* ---- log (log.c) ---- */
 
@@ -33,9 +34,6 @@ void fp8_log_setup(struct fp8_log *log, const fp8_context_options *options);
 /* Formats into a fixed buffer (1 KiB) and calls the callback if the level is wanted. */
 void fp8_log_write(const struct fp8_log *log, fp8_log_level level, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-
-/* Seconds, for timeouts and for what is logged. */
-double fp8_clock(void);
 
 /* ---- context (context.c) ---- */
 
@@ -59,8 +57,6 @@ struct fp8_context {
     uint64_t memory_bytes;
     struct fp8_registry *registry;
     _Atomic uint64_t epoch; /* of the last cooperative launch */
-    atomic_bool
-        is_stuck; /* work that nothing ends (comm_nccl_end.c): what waits for it is left alone */
     char name[128];
 };
 
@@ -91,8 +87,14 @@ const char *fp8_description_name(const fp8_layer_description *description, char 
 bool fp8_description_fits(const struct fp8_layer_plan *plan,
                           const fp8_layer_description *description);
 
+/* A device is stuck where work on it never ends (comm_nccl_end.c): for all contexts of the process
+ * on it, which share its primary context, and for good. */
+bool fp8_context_is_stuck(const struct fp8_context *context);
+void fp8_context_set_stuck(const struct fp8_context *context);
+
 /* Makes the context's device current for this thread unless it is already; leave undoes exactly
- * that. Both do nothing on the host. */
+ * that. Both do nothing on the host. FP8_ERR_COMM: the device is stuck; as all ways to a device lead
+ * through here, no call of the runtime waits for one that is. */
 fp8_status fp8_context_enter(const struct fp8_context *context, bool *pushed);
 void fp8_context_leave(const struct fp8_context *context, bool pushed);
 
@@ -113,10 +115,13 @@ fp8_status fp8_capture_check(const struct fp8_context *context, const char *call
 fp8_status fp8_capture_of(const struct fp8_context *context, const char *call, fp8_stream stream,
                           uint64_t *capture);
 /* For calls that block, load or allocate: the check, then the context entered and this thread in
- * the relaxed capture mode until leave. call NULL: no check, for what must always be undone. */
+ * the relaxed capture mode until leave. call NULL: no check. */
 fp8_status fp8_uncaptured_enter(const struct fp8_context *context, const char *call,
                                 fp8_stream stream, struct fp8_uncaptured *entered);
 void fp8_uncaptured_leave(const struct fp8_context *context, const struct fp8_uncaptured *entered);
+/* The same for releases, whatever is captured. False: the device is stuck or cannot be made current,
+ * and what was to be released stays as it is. The last error of this thread is not touched. */
+bool fp8_release_enter(const struct fp8_context *context, struct fp8_uncaptured *entered);
 
 /* Logs the last error of this thread if `status` is one; returns `status`. */
 fp8_status fp8_report(const struct fp8_context *context, fp8_status status);

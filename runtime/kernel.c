@@ -166,7 +166,7 @@ fp8_status fp8_kernel_share(const struct fp8_context *context, struct fp8_kernel
 
 void fp8_kernel_unload(const struct fp8_context *context, struct fp8_kernel *kernel)
 {
-    if (kernel->module && !context->is_stuck)
+    if (kernel->module)
         (void)context->driver->module_unload(kernel->module);
     kernel->module = NULL;
     kernel->function = NULL;

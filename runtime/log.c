@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "runtime/internal.h"
 
@@ -54,11 +53,4 @@ void fp8_log_write(const struct fp8_log *log, fp8_log_level level, const char *f
     vsnprintf(line, sizeof line, format, args);
     va_end(args);
     log->callback(log->user, level, line);
-}
-
-double fp8_clock(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }

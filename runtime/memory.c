@@ -7,7 +7,6 @@
  */
 #include <stdint.h>
 #include <string.h>
-#include <time.h>
 
 #include "runtime/driver.h"
 #include "runtime/internal.h"
@@ -16,7 +15,7 @@ struct fp8_event {
     struct fp8_context *context;
     CUevent event; /* CUDA */
     bool recorded;
-    struct timespec time; /* host */
+    double time; /* host: on the clock */
 };
 
 static CUdeviceptr device_pointer(const void *memory)
@@ -159,7 +158,7 @@ void fp8_memory_free(fp8_context *context, void *memory)
         return;
     }
     struct fp8_uncaptured entered;
-    if (context->is_stuck || fp8_uncaptured_enter(context, NULL, NULL, &entered) != FP8_OK)
+    if (!fp8_release_enter(context, &entered))
         return;
     (void)context->driver->mem_free(device_pointer(memory));
     fp8_uncaptured_leave(context, &entered);
@@ -229,11 +228,11 @@ void fp8_stream_destroy(fp8_context *context, fp8_stream stream)
 {
     if (!context || context->is_host || !stream)
         return;
-    bool pushed;
-    if (fp8_context_enter(context, &pushed) != FP8_OK)
+    struct fp8_uncaptured entered;
+    if (!fp8_release_enter(context, &entered))
         return;
     (void)context->driver->stream_destroy(stream);
-    fp8_context_leave(context, pushed);
+    fp8_uncaptured_leave(context, &entered);
 }
 
 fp8_status fp8_stream_synchronize(fp8_context *context, fp8_stream stream)
@@ -242,10 +241,6 @@ fp8_status fp8_stream_synchronize(fp8_context *context, fp8_stream stream)
         return null_argument("stream_synchronize", "context");
     if (context->is_host)
         return FP8_OK;
-    if (context->is_stuck)
-        return fp8_fail(FP8_ERR_COMM,
-                        "stream_synchronize: the device waits for a rank that does not "
-                        "come, and never ends; end this process");
     struct fp8_uncaptured entered;
     FP8_TRY(fp8_uncaptured_enter(context, "stream_synchronize", stream, &entered));
     CUresult result = context->driver->stream_synchronize(stream);
@@ -287,10 +282,10 @@ void fp8_event_destroy(fp8_event *event)
 {
     if (!event)
         return;
-    bool pushed;
-    if (event->event && fp8_context_enter(event->context, &pushed) == FP8_OK) {
+    struct fp8_uncaptured entered;
+    if (event->event && fp8_release_enter(event->context, &entered)) {
         (void)event->context->driver->event_destroy(event->event);
-        fp8_context_leave(event->context, pushed);
+        fp8_uncaptured_leave(event->context, &entered);
     }
     fp8_release(event);
 }
@@ -300,7 +295,7 @@ fp8_status fp8_event_record(fp8_event *event, fp8_stream stream)
     if (!event)
         return null_argument("event_record", "event");
     if (event->context->is_host) {
-        clock_gettime(CLOCK_MONOTONIC, &event->time);
+        event->time = fp8_clock();
         event->recorded = true;
         return FP8_OK;
     }
@@ -342,8 +337,7 @@ fp8_status fp8_event_seconds(fp8_event *start, fp8_event *end, double *seconds)
     if (start->context->is_host != end->context->is_host)
         return fp8_fail(FP8_ERR_ARGUMENT, "event_seconds: the events are of different contexts");
     if (start->context->is_host) {
-        *seconds = (double)(end->time.tv_sec - start->time.tv_sec) +
-                   (double)(end->time.tv_nsec - start->time.tv_nsec) * 1e-9;
+        *seconds = end->time - start->time;
         return FP8_OK;
     }
     const struct fp8_driver *driver = start->context->driver;

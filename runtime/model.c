@@ -539,11 +539,11 @@ void fp8_model_destroy(fp8_model *model)
 {
     if (!model)
         return;
-    bool pushed;
+    struct fp8_uncaptured entered;
     fp8_model_forget(model);
-    if (fp8_context_enter(model->context, &pushed) == FP8_OK) {
+    if (fp8_release_enter(model->context, &entered)) {
         drop_marks(model);
-        fp8_context_leave(model->context, pushed);
+        fp8_uncaptured_leave(model->context, &entered);
     }
     if (model->comm)
         fp8_comm_free(model->comm, model->pool);

@@ -14,12 +14,12 @@
 #include <fenv.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <unistd.h>
 
 #include "runtime/check.h"
+#include "runtime/thread.h"
 
 struct loop {
     fp8_pool_item item;
@@ -114,20 +114,14 @@ static int32_t usable_cpus(void)
     return online > 0 ? (int32_t)online : 1;
 }
 
-/* Workers block every signal: those of the program belong to its own threads. */
 static int start_workers(struct fp8_pool *pool, int32_t count)
 {
-    sigset_t all, old;
-    sigfillset(&all);
-    int error = pthread_sigmask(SIG_SETMASK, &all, &old);
-    if (error != 0)
-        return error;
+    int error = 0;
     while (error == 0 && pool->workers < count) {
-        error = pthread_create(&pool->threads[pool->workers], NULL, worker, pool);
+        error = fp8_thread_start(&pool->threads[pool->workers], worker, pool);
         if (error == 0)
             pool->workers++;
     }
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
     return error;
 }
 

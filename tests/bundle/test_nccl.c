@@ -171,45 +171,6 @@ static void test_killed(void **state)
     run(4, (struct process){ .timeout = 10 }, collectives, 0, 0);
 }
 
-/* As after a gather by copy engines: the stream stays busy, and NCCL's abort waits for it. */
-static int stuck(struct process *p)
-{
-    void *memory = NULL, *other = NULL;
-    CHECK(process_join(p) == FP8_OK);
-    CHECK(fp8_comm_alloc(p->comm, 4096, &memory) == FP8_OK);
-    CHECK(fp8_memory_alloc(p->context, 4096, &other) == FP8_OK);
-    if (p->rank == 1)
-        raise(SIGKILL);
-    fake_nccl()->is_stuck = true;
-    const double start = process_now();
-    const fp8_gather_part part = { memory, memory, 8 };
-    CHECK(fp8_comm_all_gather(p->comm, &part, 1, "w of layer 'qkv'", NULL) == FP8_OK);
-    CHECK(fp8_comm_wait(p->comm, NULL) == FP8_ERR_TIMEOUT);
-    fp8_device_info info = { .size = sizeof info };
-    CHECK(fp8_context_info(p->context, &info) == FP8_OK && info.is_stuck == 1);
-    CHECK(process_says("rank 0 of 2 ('fsdp')") && process_says("all_gather of w of layer 'qkv'") &&
-          process_says("end this process"));
-    const int64_t live = bundle_fake_cuda()->live;
-    fp8_comm_free(p->comm, memory);
-    fp8_memory_free(p->context, other);
-    CHECK(bundle_fake_cuda()->live == live); /* CUDA would wait for the device */
-    CHECK(fp8_stream_synchronize(p->context, NULL) == FP8_ERR_COMM);
-    fp8_comm_destroy(p->comm);
-    fp8_context_destroy(p->context);
-    CHECK(process_now() - start < p->timeout * 2 + 3);
-    CHECK(__atomic_load_n(&fake_nccl()->aborts, __ATOMIC_RELAXED) ==
-          1);                      /* it is still under way, */
-    CHECK(fake_nccl()->live == 2); /* with what it may use */
-    return 0;
-}
-
-static void test_stuck(void **state)
-{
-    (void)state;
-    run(2, (struct process){ .timeout = 0.5 }, stuck, 0, 1u << 1);
-    run(2, (struct process){ .timeout = 0.5, .flags = FP8_COMM_NO_WATCHDOG }, stuck, 0, 1u << 1);
-}
-
 static int waits(struct process *p)
 {
     CHECK(process_join(p) == FP8_ERR_TIMEOUT);
@@ -540,13 +501,12 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_collectives),      cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_killed),           cmocka_unit_test(test_stuck),
-        cmocka_unit_test(test_never_came),       cmocka_unit_test(test_other_calls),
-        cmocka_unit_test(test_async_errors),     cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_adopted),          cmocka_unit_test(test_models),
-        cmocka_unit_test(test_a_layer_left_out), cmocka_unit_test(test_stages),
-        cmocka_unit_test(test_other_specs),
+        cmocka_unit_test(test_collectives), cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_killed),      cmocka_unit_test(test_never_came),
+        cmocka_unit_test(test_other_calls), cmocka_unit_test(test_async_errors),
+        cmocka_unit_test(test_abort),       cmocka_unit_test(test_adopted),
+        cmocka_unit_test(test_models),      cmocka_unit_test(test_a_layer_left_out),
+        cmocka_unit_test(test_stages),      cmocka_unit_test(test_other_specs),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

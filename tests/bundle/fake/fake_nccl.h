@@ -12,12 +12,14 @@
 #include <stdint.h>
 
 struct fake_nccl {
-    int version;     /* 23203 */
-    double patience; /* seconds, 5 */
-    bool no_window;  /* windows cannot be made on this node */
-    bool no_memory;  /* of its own */
-    bool is_stuck;   /* an abort does not come back */
-    int async_error; /* an ncclResult_t that polls report */
+    int version;            /* 23203 */
+    double patience;        /* seconds, 5 */
+    bool no_window;         /* windows cannot be made on this node */
+    bool no_memory;         /* of its own */
+    bool is_stuck;          /* an abort does not come back */
+    int async_error;        /* an ncclResult_t that polls report */
+    int (*call)(void);      /* calls of collectives do this instead, and give its ncclResult_t */
+    void (*aborting)(void); /* an abort begins with this */
     bool (*busy)(void);
     /* as fake_cuda.record; NULL: collectives are done at once */
     bool (*record)(void *stream, void (*run)(void *data), const void *data, size_t bytes);
