@@ -182,12 +182,15 @@ static bool add_archs(const struct fp8gen *gen, json_t *manifest, const struct a
     return true;
 }
 
-static bool remove_costs(json_t *manifest)
+static bool remove_figures(json_t *manifest)
 {
     size_t index;
     json_t *layer;
-    json_array_foreach(json_object_get(manifest, "layers"), index,
-                       layer) if (json_object_del(layer, "cost") != 0) return false;
+    json_array_foreach(json_object_get(manifest, "layers"), index, layer)
+    {
+        if (json_object_del(layer, "cost") != 0 || json_object_del(layer, "memory") != 0)
+            return false;
+    }
     return json_object_del(manifest, "predicted") == 0;
 }
 
@@ -245,7 +248,7 @@ static fp8gen_status write_manifest(struct fp8gen *gen, struct gen_bundle_dir *d
     json_t *manifest = json_deep_copy(gen->plan->manifest);
     char *text = NULL;
     fp8gen_status status = FP8GEN_ERR_MACHINE;
-    if (manifest != NULL && remove_costs(manifest) && add_archs(gen, manifest, archs) &&
+    if (manifest != NULL && remove_figures(manifest) && add_archs(gen, manifest, archs) &&
         add_cubins(gen, manifest, jobs) && add_digest(manifest))
         text = json_dumps(manifest, JSON_INDENT(2) | JSON_SORT_KEYS);
     const char *whole = text != NULL ? arena_printf(&gen->arena, "%s\n", text) : NULL;

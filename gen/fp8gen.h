@@ -90,17 +90,21 @@ FP8GEN_API fp8gen_status fp8gen_load_file(fp8gen *gen, const char *path);
 FP8GEN_API fp8gen_status fp8gen_load_text(fp8gen *gen, const char *name, const char *text,
                                           size_t length);
 
-/* The plan as JSON (runtime/bundle_format.h without cubins and digest; "cost" per pass: bytes
- * moved, FLOPs, predicted seconds; "predicted": seconds of a training step over the mesh: alone
- * (its compute), step, exposed, all_gather, reduce (exchange and sum), by_collective (a step whose
- * gradients NCCL sums), update and update_alone (of the weights); null beyond one host), 2-space
- * indent, keys sorted. Owned by the session. */
+/* The plan as JSON (runtime/bundle_format.h without cubins and digest). For people, of a rank with
+ * a full shard: "cost" of each pass of a layer (and of "transpose", of a gathered weight): bytes
+ * moved, FLOPs, predicted seconds; "memory" of a layer: bytes of the quantised weight, of what x
+ * leaves for backward (saved), of the quantised dy (grad), and of several ranks a rank's rows of w
+ * (shard); "predicted": seconds of a training step over the mesh: alone (its compute), step,
+ * exposed, all_gather, reduce (exchange and sum), by_collective (a step whose gradients NCCL sums),
+ * update and update_alone (of the weights); null beyond one host. 2-space indent, keys sorted.
+ * Owned by the session. */
 FP8GEN_API fp8gen_status fp8gen_plan(fp8gen *gen, const char **json);
 
 /* Predicted seconds of a collective between H200s of one host. op: "all_gather", "all_to_all",
  * "reduce_scatter", "all_reduce_max"; way: of a gather "copy_engine" or "kernels", of all_to_all
- * "copy_engine", of a sum its numbers' "bf16", "fp16" or "fp32"; bytes: what a rank sends of a
- * gather, gives to the others.
+ * "copy_engine", of a sum its numbers' "bf16", "fp16" or "fp32"; bytes: a rank's piece,
+ * which it sends to each of the others in a gather or an exchange, and receives of a
+ * reduce_scatter; of all_reduce_max all numbers.
  * FP8GEN_ERR_ARGUMENT: not known (more than 8 ranks, another op or way). */
 FP8GEN_API fp8gen_status fp8gen_collective_seconds(fp8gen *gen, const char *op, const char *way,
                                                    double bytes, int32_t ranks, double *seconds);

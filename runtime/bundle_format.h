@@ -30,8 +30,9 @@
  *   layers          array of layer records, in spec order
  *   collectives     absent for one rank; for people: what every rank issues in one step, in order:
  *                   [{ "op": "all_reduce_max"|"all_gather"|"reduce_scatter", "pass" (or "advance":
- *                   of the histories), "layers": [names], "bytes" (a rank sends, or gives to the
- *                   sum), "dtype", "seconds" (null: not known) }]
+ *                   of the histories), "layers": [names], "bytes_a_rank" (a rank's piece, which it
+ *                   sends of a gather and receives of a sum; of a maximum all numbers), "dtype",
+ *                   "seconds" (null: not known) }]
  *   digest          xxh128 of the manifest's compact form (json_dumps JSON_COMPACT|JSON_SORT_KEYS)
  *                   with this key removed
  *

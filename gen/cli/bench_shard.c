@@ -63,7 +63,8 @@ static const struct cli_option options[] = {
       .doc = "backward gathers transposed copies that the ranks made, instead of transposing",
       .offset = offsetof(struct shard_bench_values, transposed) },
     NUMBER(slots, "N", "weights gathered or in use at once in a step (default 2)", 1, 64, 2),
-    NUMBER(mib, "N", "collectives of up to N MiB a rank (default 128)", 1, 1 << 12, 128),
+    NUMBER(mib, "N", "collectives with pieces of up to N MiB a rank (default 128)", 1, 1 << 12,
+           128),
     NUMBER(rounds, "N", "medians of N rounds (default 15)", 1, 10000, 15),
     { .name = "device",
       .kind = CLI_CHOICE,
@@ -493,7 +494,10 @@ const struct cli_command cli_bench_shard_command = {
     .details =
         "Needs a GPU for each rank. collectives: bandwidths over a rank's links (bus) by size, of "
         "gathers by\n"
-        "copy engines against NCCL's kernels, and of reduce-scatters. weights: the gather of a "
+        "copy engines against NCCL's kernels, and of reduce-scatters. Sizes (bytes_a_rank with "
+        "--json) are\n"
+        "of a rank's piece: what it sends of a gather, receives of a reduce-scatter. weights: the "
+        "gather of a "
         "layer's FP8\n"
         "bytes against bf16's by NCCL's kernels. step: forward and backward over all blocks with "
         "gathers\n"

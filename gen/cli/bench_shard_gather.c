@@ -181,10 +181,10 @@ static int measure_sum(struct shard_bench_rank *r, size_t bytes, fp8_dtype dtype
             .baseline = -1,
             .launches = -1,
         };
-        double given = (double)bytes * r->rank->ranks;
         struct shard_bench_times times = {
             { item.seconds, -1 },
-            { shard_bench_collective(r, "reduce_scatter", fp8_dtype_name(dtype), given), -1 }
+            { shard_bench_collective(r, "reduce_scatter", fp8_dtype_name(dtype), (double)bytes),
+              -1 }
         };
         shard_bench_row(r, &result, &times, sizes(r, (double)bytes, item.seconds));
     }
@@ -226,11 +226,10 @@ static int measure_exchange(struct shard_bench_rank *r, size_t bytes)
             .baseline_name = "reduce_scatter of bf16, bus bandwidth",
             .launches = -1,
         };
-        double given = (double)bytes * r->rank->ranks;
         struct shard_bench_times times = {
             { items[0].seconds, items[1].seconds },
-            { shard_bench_collective(r, "all_to_all", "copy_engine", given),
-              shard_bench_collective(r, "reduce_scatter", "bf16", given) }
+            { shard_bench_collective(r, "all_to_all", "copy_engine", (double)bytes),
+              shard_bench_collective(r, "reduce_scatter", "bf16", (double)bytes) }
         };
         shard_bench_row(r, &result, &times, sizes(r, (double)bytes, items[0].seconds));
     }

@@ -85,41 +85,6 @@ static int64_t dim_value(const json_t *dim, int64_t tokens)
     return value;
 }
 
-static int64_t element_bytes(const char *dtype)
-{
-    static const struct {
-        const char *name;
-        int bytes;
-    } table[] = { { "e4m3", 1 }, { "e5m2", 1 }, { "uint8", 1 }, { "bf16", 2 },
-                  { "fp16", 2 }, { "fp32", 4 }, { "uint32", 4 } };
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        if (strcmp(table[i].name, dtype) == 0)
-            return table[i].bytes;
-    }
-    return 0;
-}
-
-/* Bytes of the parts of one operand that are kept: all, or without the row copy and its scales. */
-static double operand_bytes(const json_t *layer, const char *object, bool row)
-{
-    double sum = 0;
-    size_t index;
-    json_t *buffer;
-    json_array_foreach(json_object_get(layer, "buffers"), index, buffer)
-    {
-        if (strcmp(plan_text(buffer, "object"), object) != 0)
-            continue;
-        if (!row && strncmp(plan_text(buffer, "part"), "row", 3) == 0)
-            continue;
-        int64_t tokens = plan_integer(layer, "tokens");
-        int64_t bytes = dim_value(json_object_get(buffer, "rows"), tokens) *
-                        dim_value(json_object_get(buffer, "cols"), tokens) *
-                        element_bytes(plan_text(buffer, "dtype"));
-        sum += (double)((bytes + 255) / 256 * 256);
-    }
-    return sum;
-}
-
 /* ---- steps ----------------------------------------------------------------------------------- */
 
 /* A number of a step; "M" is the usual tokens, "<buffer>.rows" the rows of a buffer. */
@@ -171,8 +136,31 @@ static void gemm_cells(struct cli_table *table, const json_t *layer, const json_
                    argument(layer, step, "depth"));
 }
 
+static struct cost read_cost(const json_t *layer, const char *pass)
+{
+    const json_t *record = json_object_get(json_object_get(layer, "cost"), pass);
+    return (struct cost){ plan_number(record, "bytes"), plan_number(record, "flops"),
+                          plan_number(record, "seconds") };
+}
+
+/* A rank transposes what it has gathered, not its own rows. */
+static bool is_of_whole_weight(const json_t *layer, const char *pass, const char *op)
+{
+    return strcmp(pass, "weight") == 0 && strcmp(op, "transpose") == 0 &&
+           read_cost(layer, "transpose").bytes > 0;
+}
+
+/* The rows of a step that multiplies nothing: of w those of a shard. */
+static int64_t rows_of(const json_t *layer, const json_t *step, const char *pass)
+{
+    bool sums = strcmp(plan_text(step, "op"), "column_sums") == 0;
+    int64_t rows = argument(layer, step, sums ? "partial_rows" : "rows");
+    int64_t shard = plan_integer(json_object_get(layer, "shard"), "rows");
+    return strcmp(pass, "weight") == 0 && shard < rows ? shard : rows;
+}
+
 static void kernel_cells(struct cli_table *table, const json_t *plan, const json_t *layer,
-                         const json_t *step)
+                         const json_t *step, const char *pass)
 {
     const char *name = plan_text(step, "kernel");
     const json_t *kernel = plan_find(json_object_get(plan, "kernels"), name);
@@ -181,9 +169,7 @@ static void kernel_cells(struct cli_table *table, const json_t *plan, const json
     cli_table_cell(table, CLI_PLAIN, "%s", name);
     cli_table_cell(table, CLI_PLAIN, "%s%s%s", plan_text(semantics, "source_dtype"),
                    target ? " -> " : "", target ? target : "");
-    bool sums = strcmp(plan_text(step, "op"), "column_sums") == 0;
-    cli_table_cell(table, CLI_PLAIN, "%" PRId64 " x %" PRId64,
-                   argument(layer, step, sums ? "partial_rows" : "rows"),
+    cli_table_cell(table, CLI_PLAIN, "%" PRId64 " x %" PRId64, rows_of(layer, step, pass),
                    argument(layer, step, "cols"));
 }
 
@@ -195,32 +181,55 @@ static void cost_cells(struct cli_table *table, enum cli_style style, const stru
     cli_table_cell(table, style, "%s", cli_format_seconds(text, cost->seconds));
 }
 
+static void add_cost(struct cost *sum, struct cost cost)
+{
+    sum->bytes += cost.bytes;
+    sum->flops += cost.flops;
+    sum->seconds += cost.seconds;
+}
+
+/* What a rank does with a gathered weight before dgrad. */
+static void transpose_row(struct cli_table *table, const json_t *layer, struct cost *sum)
+{
+    struct cost cost = read_cost(layer, "transpose");
+    if (cost.bytes == 0)
+        return;
+    cli_table_cell(table, CLI_PLAIN, "gathered w");
+    cli_table_cell(table, CLI_PLAIN, "transpose");
+    cli_table_cell(table, CLI_PLAIN, "%s", plan_text(layer, "transpose"));
+    cli_table_cell(table, CLI_PLAIN, "uint8 -> uint8");
+    cli_table_cell(table, CLI_PLAIN, "%" PRId64 " x %" PRId64, plan_integer(layer, "out_features"),
+                   plan_integer(layer, "in_features"));
+    cost_cells(table, CLI_PLAIN, &cost);
+    add_cost(sum, cost);
+}
+
 static void pass_rows(struct cli_table *table, const json_t *plan, const json_t *layer,
                       const char *pass, struct cost *sum)
 {
-    const json_t *record = json_object_get(json_object_get(layer, "cost"), pass);
-    struct cost cost = { plan_number(record, "bytes"), plan_number(record, "flops"),
-                         plan_number(record, "seconds") };
+    struct cost cost = read_cost(layer, pass);
     size_t index;
     json_t *step;
+    if (strcmp(pass, "dgrad") == 0)
+        transpose_row(table, layer, sum);
     json_array_foreach(json_object_get(json_object_get(layer, "passes"), pass), index, step)
     {
         const char *op = plan_text(step, "op");
+        if (is_of_whole_weight(layer, pass, op))
+            continue;
         cli_table_cell(table, CLI_PLAIN, "%s", index == 0 ? pass : "");
         cli_table_cell(table, CLI_PLAIN, "%s", op);
         if (strcmp(op, "gemm") == 0)
             gemm_cells(table, layer, step);
         else
-            kernel_cells(table, plan, layer, step);
+            kernel_cells(table, plan, layer, step, pass);
         if (index == 0)
             cost_cells(table, CLI_PLAIN, &cost);
         else
             for (int i = 0; i < 3; i++)
                 cli_table_cell(table, CLI_PLAIN, "%s", "");
     }
-    sum->bytes += cost.bytes;
-    sum->flops += cost.flops;
-    sum->seconds += cost.seconds;
+    add_cost(sum, cost);
 }
 
 /* ---- choices --------------------------------------------------------------------------------- */
@@ -351,12 +360,27 @@ static void print_heading(const json_t *layer)
     printf(", up to %" PRId64 " tokens\n", plan_integer(layer, "max_tokens"));
 }
 
+static void print_memory(const json_t *layer)
+{
+    const json_t *memory = json_object_get(layer, "memory");
+    const json_t *shard = json_object_get(memory, "shard");
+    char a[32], b[32], c[32], d[32];
+    if (shard)
+        printf("  memory of a rank: its rows of w %s, gathered w %s, ",
+               cli_format_bytes(d, json_number_value(shard)),
+               cli_format_bytes(a, plan_number(memory, "weight")));
+    else
+        printf("  memory: quantised w %s, ", cli_format_bytes(a, plan_number(memory, "weight")));
+    printf("x saved for backward %s, quantised dy %s\n\n",
+           cli_format_bytes(b, plan_number(memory, "saved")),
+           cli_format_bytes(c, plan_number(memory, "grad")));
+}
+
 static struct cost print_layer(const json_t *plan, const json_t *layer, int64_t rank)
 {
     static const char *const columns[] = { "pass",  "step",   "kernel", "dtype",
                                            "shape", ">moved", ">FLOPs", ">predicted" };
     struct cost sum = { 0 };
-    char a[32], b[32], c[32];
     struct cli_table *table = cli_table_create(columns, 8);
     print_heading(layer);
     for (int i = 0; table && i < PASS_COUNT; i++)
@@ -371,16 +395,14 @@ static struct cost print_layer(const json_t *plan, const json_t *layer, int64_t 
     cli_table_destroy(table);
     print_choices(layer);
     plan_print_shards(layer, plan_integer(json_object_get(plan, "mesh"), "fsdp"), rank);
-    printf("  memory: quantised weight %s, saved for backward %s, gradient %s\n\n",
-           cli_format_bytes(a, operand_bytes(layer, "w", true)),
-           cli_format_bytes(b, operand_bytes(layer, "x", false)),
-           cli_format_bytes(c, operand_bytes(layer, "dy", true)));
+    print_memory(layer);
     return sum;
 }
 
 static void print_plan(const json_t *plan, const char *layer_alone, int64_t rank)
 {
     const json_t *mesh = json_object_get(plan, "mesh");
+    const int64_t ranks = plan_integer(mesh, "fsdp");
     struct cost total = { 0 };
     int64_t instances = 0;
     size_t index;
@@ -397,14 +419,17 @@ static void print_plan(const json_t *plan, const char *layer_alone, int64_t rank
     }
     plan_print_collectives(plan);
     printf("%s%s%s%s%s: %" PRId64 " layer%s, %zu kernels, tensor %" PRId64 ", fsdp %" PRId64
-           "; one step moves %s, computes %s, predicted %s\n",
+           "; one step%s moves %s, computes %s, predicted %s\n",
            cli_style_on(CLI_BOLD), plan_text(plan, "model"), cli_style_off(),
            layer_alone ? ", layer " : "", layer_alone ? layer_alone : "", instances,
            instances == 1 ? "" : "s", json_array_size(json_object_get(plan, "kernels")),
-           plan_integer(mesh, "tensor"), plan_integer(mesh, "fsdp"),
+           plan_integer(mesh, "tensor"), ranks, ranks > 1 ? " of a rank" : "",
            cli_format_bytes(a, total.bytes), cli_format_flops(b, total.flops),
            cli_format_seconds(c, total.seconds));
-    plan_print_step(json_object_get(plan, "predicted"), plan_integer(mesh, "fsdp"));
+    if (layer_alone)
+        plan_print_carried(plan, layer_alone);
+    else
+        plan_print_step(json_object_get(plan, "predicted"), ranks);
 }
 
 /* ---- one layer ------------------------------------------------------------------------------- */

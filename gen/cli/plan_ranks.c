@@ -68,8 +68,8 @@ static void layers_cell(struct cli_table *table, const json_t *names)
 
 void plan_print_collectives(const json_t *plan)
 {
-    static const char *const columns[] = { "pass",  "collective",    "layers",
-                                           "dtype", ">bytes a rank", ">predicted" };
+    static const char *const columns[] = { "pass",  "collective",      "layers",
+                                           "dtype", ">a rank's piece", ">predicted" };
     const json_t *list = json_object_get(plan, "collectives");
     struct cli_table *table = list ? cli_table_create(columns, 6) : NULL;
     char text[32];
@@ -77,14 +77,16 @@ void plan_print_collectives(const json_t *plan)
     json_t *item;
     if (!table)
         return;
-    printf("collectives of one step, in the order of every rank (layers counted once):\n");
+    printf("collectives of one step, in the order of every rank, layers counted once\n"
+           "(a rank's piece: what it sends of a gather, receives of a sum):\n");
     json_array_foreach(list, index, item)
     {
         cli_table_cell(table, CLI_PLAIN, "%s", plan_text(item, "pass"));
         cli_table_cell(table, CLI_PLAIN, "%s", plan_text(item, "op"));
         layers_cell(table, json_object_get(item, "layers"));
         cli_table_cell(table, CLI_PLAIN, "%s", plan_text(item, "dtype"));
-        cli_table_cell(table, CLI_PLAIN, "%s", cli_format_bytes(text, plan_number(item, "bytes")));
+        cli_table_cell(table, CLI_PLAIN, "%s",
+                       cli_format_bytes(text, plan_number(item, "bytes_a_rank")));
         bool known = json_is_number(json_object_get(item, "seconds"));
         cli_table_cell(table, CLI_PLAIN, "%s",
                        known ? cli_format_seconds(text, plan_number(item, "seconds")) : "-");
@@ -107,6 +109,28 @@ void plan_print_step(const json_t *predicted, int64_t ranks)
            cli_format_seconds(c, plan_number(predicted, "exposed")),
            cli_format_seconds(d, plan_number(predicted, "all_gather")));
     printf("sums %s)\n", cli_format_seconds(a, plan_number(predicted, "reduce")));
+}
+
+void plan_print_carried(const json_t *plan, const char *layer)
+{
+    const json_t *list = json_object_get(plan, "collectives");
+    const json_t *record = plan_find(json_object_get(plan, "layers"), layer);
+    double gathers = 0, sums = 0, count = (double)plan_integer(record, "count");
+    size_t index;
+    json_t *item;
+    char a[32], b[32];
+    json_array_foreach(list, index, item)
+    {
+        const char *op = plan_text(item, "op");
+        double seconds = plan_number(item, "seconds") * count;
+        gathers += strcmp(op, "all_gather") == 0 ? seconds : 0;
+        sums += strcmp(op, "reduce_scatter") == 0 ? seconds : 0;
+    }
+    if (gathers > 0)
+        printf("over %" PRId64 " ranks: gathers %s, sums %s beside compute; what of them is "
+               "exposed is predicted of all layers, without --layer\n",
+               plan_integer(json_object_get(plan, "mesh"), "fsdp"), cli_format_seconds(a, gathers),
+               cli_format_seconds(b, sums));
 }
 
 /* Puts a rank and its rows into the plan. */
@@ -158,14 +182,14 @@ static struct traffic traffic_of(const json_t *plan, int64_t ranks)
             if (count < (double)plan_integer(layer, "count"))
                 count = (double)plan_integer(layer, "count");
         }
-        double bytes = plan_number(item, "bytes") * count;
+        double bytes = plan_number(item, "bytes_a_rank") * count;
         bool gathers = strcmp(op, "all_gather") == 0;
         if (gathers && strcmp(plan_text(item, "pass"), "fprop") == 0)
             sum.shards += bytes;
         if (gathers)
             sum.gathered += bytes * (double)(ranks - 1);
         else if (strcmp(op, "reduce_scatter") == 0)
-            sum.summed += bytes * (double)(ranks - 1) / (double)ranks;
+            sum.summed += bytes * (double)(ranks - 1);
     }
     return sum;
 }

@@ -90,6 +90,18 @@ local function alternative_cost(step, sizes, tokens)
     return step_cost({ op = "fused", args = other.args }, sizes, tokens)
 end
 
+-- Bytes and seconds of w's steps on a rank's rows of it, `share` of all. Its amax goes over the
+-- ranks before it is cast, so no kernel does both.
+local function rows_cost(steps, sizes, share)
+    local total = { bytes = 0.0, flops = 0.0, seconds = 0.0 }
+    for _, item in ipairs(steps) do
+        local bytes = item.op ~= "transpose" and share * step_cost(item, sizes) or 0.0
+        total.bytes = total.bytes + bytes
+        total.seconds = total.seconds + (bytes > 0 and M.moving(bytes) or 0.0)
+    end
+    return total
+end
+
 -- The bytes, FLOPs and seconds of a list of steps.
 local function steps_cost(steps, sizes, tokens, gemm)
     local total = { bytes = 0.0, flops = 0.0, seconds = 0.0 }
@@ -109,19 +121,44 @@ end
 -- Four digits are more than the model deserves, and read well.
 function M.rounded(seconds) return tonumber(("%.4g"):format(seconds)) end
 
-function M.layer(layer, gemms)
+local function sizes_of(layer)
     local sizes = {}
     for _, buffer in ipairs(layer.buffers) do
-        sizes[buffer.name] = 1.0 * extent(buffer.rows, layer.tokens) * extent(buffer.cols, layer.tokens)
-            * SIZE[buffer.dtype]
+        sizes[buffer.name] = 1.0 * extent(buffer.rows, layer.tokens)
+            * extent(buffer.cols, layer.tokens) * SIZE[buffer.dtype]
     end
-    local costs = {}
+    return sizes
+end
+
+local function finished(total)
+    total.seconds = M.rounded(total.seconds)
+    total.bytes = math.tointeger(total.bytes) or total.bytes -- whole numbers while they fit
+    total.flops = math.tointeger(total.flops) or total.flops
+    return total
+end
+
+-- The cost of quantising w, or the share of its rows that a rank has. layer: with its `transpose`.
+function M.weight(layer, share)
+    local sizes, steps = sizes_of(layer), layer.passes.weight
+    if share < 1 and type(layer.transpose) == "string" then
+        sizes.w_transposed = 0.0 -- it is made of what was gathered
+    end
+    return finished(share < 1 and rows_cost(steps, sizes, share)
+        or steps_cost(steps, sizes, layer.tokens))
+end
+
+-- The cost of making the transposed copy of a w that was gathered.
+function M.transposing(layer)
+    local bytes = 2.0 * layer.in_features * layer.out_features
+    return finished { bytes = bytes, flops = 0.0, seconds = M.moving(bytes) }
+end
+
+-- Of every pass; of w the share of its rows that a rank has.
+function M.layer(layer, gemms, share)
+    local sizes, costs = sizes_of(layer), {}
     for pass, steps in pairs(layer.passes) do
-        local total = steps_cost(steps, sizes, layer.tokens, gemms[pass])
-        total.seconds = M.rounded(total.seconds)
-        total.bytes = math.tointeger(total.bytes) or total.bytes -- whole numbers while they fit
-        total.flops = math.tointeger(total.flops) or total.flops
-        costs[pass] = total
+        costs[pass] = pass == "weight" and M.weight(layer, share)
+            or finished(steps_cost(steps, sizes, layer.tokens, gemms[pass]))
     end
     return costs
 end

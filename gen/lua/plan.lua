@@ -5,7 +5,8 @@
 -- of the bundle format that C hands over so that they are written down once: the ops with their
 -- arguments in order, the paddings, and the value that becomes JSON's null; the tuning entries, if
 -- any. Out: the manifest of a bundle (runtime/bundle_format.h) without what only C knows (versions,
--- hashes, cubins, digest), and for people `cost` of every layer and what is `predicted` of a step.
+-- hashes, cubins, digest), and for people `cost` and `memory` of every layer, a rank's where there
+-- are several, and what is `predicted` of a step.
 --
 -- Policy lives in the files it puts together: plan_buffers.lua (memory), plan_steps.lua
 -- (quantising), plan_gemms.lua (products and their outputs), plan_kernels.lua (variants and
@@ -15,6 +16,7 @@
 local buffers = require "plan_buffers"
 local choose = require "choose"
 local cost = require "cost"
+local dims = require "dims"
 local gemms = require "plan_gemms"
 local kernels = require "plan_kernels"
 local recipe = require "recipe"
@@ -131,15 +133,16 @@ local function shard_of(c, operands)
     }
 end
 
--- Seconds of the kernel that adds what an exchange brought: as many parts as ranks, and the sum.
-local function adding(bytes, ranks) return cost.moving(bytes * (ranks + 1.0) / ranks) end
+-- Seconds of the kernel that adds what an exchange brought: a piece of every rank, and the sum.
+local function adding(bytes, ranks) return cost.moving(bytes * (ranks + 1.0)) end
 
 -- Predicted seconds of a collective as a model runs it: a reduce_scatter is an exchange and our
 -- sum.
 local function seconds_of(item, ranks)
     local sums = item.op == "reduce_scatter"
-    local seconds = step.collective(sums and "all_to_all" or item.op, item.bytes, ranks)
-    return seconds and seconds + (sums and adding(item.bytes, ranks) or 0.0)
+    local bytes = item.bytes_a_rank
+    local seconds = step.collective(sums and "all_to_all" or item.op, bytes, ranks)
+    return seconds and seconds + (sums and adding(bytes, ranks) or 0.0)
 end
 
 -- The collectives of one step with the layers' names and predicted seconds; nil for one rank.
@@ -162,11 +165,12 @@ local function timed(layer, record, ranks, format)
         reduce = 1.0 * shard.gradient(layer, ranks),
         grads = layer.grad_weight,
         sum = adding(shard.gradient(layer, ranks), ranks),
+        rows = cost.SUSTAINED * record.cost.weight.seconds,
         amaxes = shard.amaxes(layer),
-        transpose = layer.compute == "bf16" and 0.0
-            or cost.moving(2.0 * layer.in_features * layer.out_features),
     }
     for pass, total in pairs(record.cost) do timing[pass] = cost.SUSTAINED * total.seconds end
+    timing.transpose = layer.compute == "bf16" and 0.0 or cost.transposing(layer).seconds
+    timing.weight = cost.SUSTAINED * cost.weight(record, 1).seconds
     return timing
 end
 
@@ -182,6 +186,23 @@ local function predicted_of(model, layers, format)
     seconds.by_collective = step.model(list, ranks, options).step
     for name, value in pairs(seconds) do seconds[name] = cost.rounded(value) end
     return seconds
+end
+
+-- Bytes of what a layer keeps at its usual tokens: the quantised w, what x leaves for backward, the
+-- quantised dy; of several ranks also a rank's shard of w.
+local function memory_of(c, record)
+    local memory = { weight = 0, saved = 0, grad = 0 }
+    local objects = { w = "weight", x = "saved", dy = "grad" }
+    for _, buffer in ipairs(record.buffers) do
+        local name, tokens = objects[buffer.object], record.tokens
+        if name and not (name == "saved" and buffer.part:find("^row")) then
+            local bytes = dims.extent(buffer.rows, tokens) * dims.extent(buffer.cols, tokens)
+                * dims.SIZE[buffer.dtype]
+            memory[name] = memory[name] + dims.roundup(bytes, c.format.part_align)
+        end
+    end
+    if c.ranks > 1 then memory.shard = shard.kept(c.layer, c.ranks, c.format) end
+    return memory
 end
 
 local function plan_layer(c)
@@ -207,7 +228,11 @@ local function plan_layer(c)
     if recipe.of(layer).history then
         record.roll = c.kernel("roll", { source_dtype = "fp32", target_dtype = "fp32" })
     end
-    record.cost = cost.layer(record, c.gemms)
+    record.cost = cost.layer(record, c.gemms, math.min(1, record.shard.rows / layer.out_features))
+    if c.ranks > 1 and record.transpose ~= c.null then
+        record.cost.transpose = cost.transposing(layer)
+    end
+    record.memory = memory_of(c, record)
     return record
 end
 

@@ -151,9 +151,19 @@ function shard.payload(layer, ranks, format, pass)
     return roundup(scales + chunk * roundup(k, format.pad_ld), format.part_align) + bias
 end
 
--- Bytes that each rank gives to the sum of a layer's gradients: dw and dbias of all ranks' rows.
+-- Bytes of w that a rank has between steps: what it sends, and with it the transposed piece where
+-- dgrad gathers that.
+function shard.kept(layer, ranks, format)
+    local bytes, recipe = shard.payload(layer, ranks, format, "fprop"), layer.recipe.name
+    if layer.compute == "bf16" or recipe ~= "rowwise" and recipe ~= "rowwise_hp_wgrad" then
+        return bytes
+    end
+    return bytes + shard.payload(layer, ranks, format, "dgrad")
+end
+
+-- Bytes that each rank receives of the sum of a layer's gradients: dw and dbias of its rows.
 function shard.gradient(layer, ranks)
-    local rows = shard.chunk(layer.out_features, ranks, shard.multiple(layer.recipe)) * ranks
+    local rows = shard.chunk(layer.out_features, ranks, shard.multiple(layer.recipe))
     local size = layer.grad_weight == "fp32" and 4 or 2
     return rows * layer.in_features * size + (layer.bias and rows * 4 or 0)
 end
@@ -172,15 +182,22 @@ local function gather_groups(layers)
     return groups
 end
 
--- The collectives of one step over the fsdp axis, in order: a list of { op, pass, layers, bytes,
--- dtype }: bytes that a rank sends, or gives to the sum; layers are indices. Nothing in it depends
--- on the rank: chunks are equal, and an empty shard sends pads.
+-- The collectives of one step over the fsdp axis, in order: a list of { op, pass, layers,
+-- bytes_a_rank, dtype }: of a rank's piece, which it sends of a gather and receives of a sum (of a
+-- maximum all ranks have all numbers); layers are indices. Nothing in it depends on the rank:
+-- chunks are equal, and an empty shard sends pads.
 function shard.collectives(model, format)
     local list, layers, ranks = {}, model.layers, model.mesh.fsdp
     local groups = gather_groups(layers)
     if ranks == 1 then return list end
     local function add(op, pass, indices, bytes, dtype)
-        list[#list + 1] = { op = op, pass = pass, layers = indices, bytes = bytes, dtype = dtype }
+        list[#list + 1] = {
+            op = op,
+            pass = pass,
+            layers = indices,
+            bytes_a_rank = bytes,
+            dtype = dtype,
+        }
     end
     local function gather(pass, group)
         local bytes = 0

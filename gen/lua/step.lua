@@ -1,6 +1,6 @@
 -- step.lua - what sharing weights over the GPUs of one host costs: a collective, and a whole step.
 --
--- In: numbers. collective() takes an op, bytes and ranks; step() the seconds of every pass, the
+-- In: numbers. collective() takes an op, bytes of a rank's piece, and ranks; step() the seconds of every pass, the
 -- bytes of every gather and sum, in the order of the model. Out: predicted seconds; nil beyond one
 -- host. For people: nothing is chosen by it, and nothing here knows a spec, a kernel or a device.
 --
@@ -53,14 +53,14 @@ local NETWORK = {
 -- wait for one takes twice as long.
 local SLOWED = { all_gather = 0.4, all_to_all = 0.4, sum = 0.65, reduce_scatter = 0.95 }
 
--- Bytes that cross a rank's links, in each direction. bytes: what a rank sends of a gather, gives
--- to a sum.
+-- Bytes that cross a rank's links, in each direction. bytes: a rank's piece, which it sends to each
+-- of the others in a gather or an exchange, and receives of a reduce_scatter; of an all_reduce all
+-- numbers.
 function M.crossing(op, bytes, ranks)
-    if op == "all_gather" then return bytes * (ranks - 1.0) end
-    return bytes * (ranks - 1.0) / ranks * (op == "all_reduce_max" and 2 or 1)
+    return bytes * (ranks - 1.0) * (op == "all_reduce_max" and 2.0 / ranks or 1)
 end
 
--- Seconds of a collective. way: of all_gather and all_to_all "copy_engine" (nil: this) or
+-- Seconds of a collective; bytes: as of crossing(). way: of all_gather and all_to_all "copy_engine" (nil: this) or
 -- "kernels", of a sum the dtype of its numbers. nil: not known.
 function M.collective(op, bytes, ranks, way)
     if way == "fp16" then way = "bf16" end
@@ -218,17 +218,18 @@ local function gathers_of(layers)
     return gathers
 end
 
--- A step of `ranks`: layers in forward order, each { group, gather, reduce (bytes), grads (dtype),
--- fprop, quantize_dy, wgrad, dgrad, transpose, sum, weight (seconds) }. options: keep (weights are
--- gathered once, for forward and backward), collective (gradients are summed by it, not exchanged
--- and added). Returns seconds: { alone (the same compute with whole weights), step, exposed,
--- all_gather, reduce, update_alone, update (quantising all weights, or this rank's rows with the
--- amaxes of all) }, or nil: not known.
+-- A step of `ranks`: layers in forward order, each { group, gather, reduce (bytes of a rank's
+-- piece), grads (dtype), fprop, quantize_dy, wgrad, dgrad, transpose, sum, weight, rows (seconds of
+-- quantising w, and a rank's rows of it) }. options: keep (weights are gathered once, for forward
+-- and backward), collective (gradients are summed by it, not exchanged and added). Returns seconds:
+-- { alone (the same compute with whole weights), step, exposed, all_gather, reduce, update_alone,
+-- update (quantising all weights, or this rank's rows with the amaxes of all) }, or nil: not known.
 function M.step(layers, ranks, options)
-    local alone, update, amaxes = 0.0, 0.0, 0
+    local alone, update, rows, amaxes = 0.0, 0.0, 0.0, 0
     for _, layer in ipairs(layers) do
         alone = alone + layer.fprop + layer.quantize_dy + layer.wgrad + layer.dgrad
-        update, amaxes = update + layer.weight, amaxes + layer.amaxes
+        update, rows = update + layer.weight, rows + layer.rows
+        amaxes = amaxes + layer.amaxes
     end
     local agreed = M.collective("all_reduce_max", 4.0 * amaxes, ranks)
     if not agreed then return nil end
@@ -244,7 +245,7 @@ function M.step(layers, ranks, options)
     return {
         alone = alone, step = step, exposed = step - alone,
         all_gather = play.network.all_gather, reduce = play.network.reduce,
-        update_alone = update, update = update / ranks + agreed,
+        update_alone = update, update = rows + agreed,
     }
 end
 

@@ -17,6 +17,19 @@ expect_code 0
 expect_out_has "fsdp 1"
 if grep -q "shards of w\|all_gather" "$out"; then fail "no ranks expected"; fi
 
+case_of "times and memory are those of a rank, and a collective's bytes those of its piece"
+run fp8gen plan specs/llama3_8b.lua --fsdp 8 --layer qkv
+expect_code 0
+for text in "quantize_bf16_e4m3  bf16 -> e4m3         768 x 4096" "gathered w   transpose" \
+    "memory of a rank: its rows of w 3.15 MB, gathered w 50.3 MB, " "one step of a rank moves" \
+    "over 8 ranks: gathers " "reduce_scatter  qkv                          fp32          12.6 MB"; do
+    expect_out_has "$text"
+done
+run fp8gen plan specs/llama3_8b.lua --layer qkv
+expect_out_has "quantize_bf16_e4m3  bf16 -> e4m3         6144 x 4096"
+expect_out_has "memory: quantised w 50.3 MB, "
+expect_out_lacks "of a rank"
+
 case_of "one rank of them"
 run fp8gen plan $spec --fsdp 8 --rank 7 --layer head
 expect_code 0
