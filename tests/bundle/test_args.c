@@ -463,6 +463,39 @@ static void two_weights_share_a_slot(void **state)
     }
 }
 
+/* An equal version is current only in an operand that has the copies wanted and is of this layer. */
+static void an_equal_version_may_lack_something(void **state)
+{
+    (void)state;
+    fp8_tensor w = tensor(N, K, FP8_DTYPE_BF16);
+    for (int i = 0; i < N * K; i++)
+        ((uint16_t *)w.data)[i] = (uint16_t)(0x3f00 + i % 97);
+    fp8_operand slot = operand(FP8_BYTES_WEIGHT);
+    fp8_weight_args args = world.update;
+    args.weight = &slot, args.w = &w, args.version = 5;
+    static const uint32_t wanted[] = { FP8_COPY_ROW, FP8_COPY_TRANSPOSED, FP8_COPY_BOTH,
+                                       FP8_COPY_ROW };
+    static const uint32_t there[] = { FP8_COPY_ROW, FP8_COPY_TRANSPOSED, FP8_COPY_BOTH,
+                                      FP8_COPY_BOTH };
+    for (int i = 0; i < 4; i++) {
+        args.copies = wanted[i];
+        EXPECT_OK(fp8_weight_update(layer, &args));
+        assert_int_equal(slot.copies, there[i]);
+    }
+    expect_quantised(&slot, &w);
+    args.copies = FP8_COPY_BOTH;
+    const fp8_operand good = slot;
+    for (int i = 0; i < 4; i++) {
+        slot.rows += i == 0, slot.cols += i == 1;
+        slot.dtype = i == 2 ? FP8_DTYPE_E5M2 : slot.dtype;
+        slot.role = i == 3 ? FP8_ROLE_X : slot.role;
+        memset(slot.data, 0, slot.bytes);
+        EXPECT_OK(fp8_weight_update(layer, &args));
+        assert_memory_equal(&slot, &good, sizeof slot);
+        expect_quantised(&slot, &w);
+    }
+}
+
 static void a_view_of_a_shared_x(void **state)
 {
     (void)state;
@@ -565,6 +598,7 @@ int main(void)
         cmocka_unit_test(roles),
         cmocka_unit_test(versions),
         cmocka_unit_test(two_weights_share_a_slot),
+        cmocka_unit_test(an_equal_version_may_lack_something),
         cmocka_unit_test(a_view_of_a_shared_x),
         cmocka_unit_test(only_what_is_wanted_is_made),
         cmocka_unit_test(a_layer_without_bias),
