@@ -254,7 +254,8 @@ fp8_status fp8_model_bring(fp8_model *model, int index, fp8_pass pass, bool need
             return FP8_OK;
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "model: the weight of layer '%s' is held for another pass, and its two "
-                        "copies share a slot; release it first, or set keep",
+                        "copies share a slot; release it first, or make the model with "
+                        "options->backward = FP8_WEIGHTS_KEEP",
                         model->weights[group->first].name);
     }
     FP8_TRY(fp8_model_take_slot(model, index, needed));

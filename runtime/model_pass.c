@@ -149,13 +149,11 @@ static fp8_status place_grads(struct backward *b)
     return FP8_OK;
 }
 
-/* What no pass needs as an operand may still have column sums. */
+/* What no pass needs as an operand may still have column sums, and is checked all the same. */
 static fp8_status sum_dy(struct backward *b)
 {
     const fp8_backward_args *passes = b->passes;
     fp8_backward_args args = FP8_BACKWARD_ARGS_INIT;
-    if (!b->dbias.data && !passes->found_inf)
-        return FP8_OK;
     args.dy = &b->dy;
     args.grad = passes->grad;
     args.dbias = b->dbias.data ? &b->dbias : NULL;
@@ -466,6 +464,10 @@ static fp8_status check_backward(const struct backward *b)
 {
     const char *call = "model_backward";
     const fp8_model_backward_args *args = b->args;
+    const fp8_layer *layer = b->weight->layer;
+    FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args->reserved, 0));
+    FP8_TRY(fp8_check_args("model_backward, backward", layer, b->passes, sizeof *b->passes,
+                           b->passes->reserved, 0));
     FP8_TRY(fp8_check_flag(call, "reduce", args->reduce));
     FP8_TRY(fp8_check_flag(call, "accumulate", args->accumulate));
     if (b->passes->weight)

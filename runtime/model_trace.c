@@ -77,6 +77,9 @@ fp8_status fp8_model_spans(fp8_model *model, fp8_model_span *spans, int32_t *cou
     FP8_TRY(fp8_model_check("model_spans", model, 0));
     if (!count || (!spans && *count > 0))
         return fp8_fail(FP8_ERR_ARGUMENT, "model_spans: %s is NULL", count ? "spans" : "count");
+    if (*count < 0)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "model_spans: *count is %d; pass the spans there is room for", *count);
     int32_t wanted = *count < model->record_count ? *count : model->record_count;
     *count = 0;
     for (int32_t i = 0; i < wanted; i++) {

@@ -11,6 +11,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "runtime/fp8_format.h"
 #include "runtime/internal.h"
 
 enum { ROLES = 3, DATA_VERSION = 1 };
@@ -399,12 +400,37 @@ static fp8_status check_tensor_data(const struct data *d, const unsigned char *d
                            (long long)t);
 }
 
+/* A tensor's amax by its saved entries, all of them or the newest; 0: not known. */
+static float amax_of_data(const struct data *d, const unsigned char *data, int64_t t,
+                          bool most_recent)
+{
+    const int32_t entries = word_at(data, d->entries, t);
+    float amax = 0.0f;
+    for (int64_t age = most_recent && entries ? entries - 1 : 0; age < entries; age++)
+        amax = fmaxf(amax, float_at(data, d->history, age * d->header->tensors + t));
+    return amax;
+}
+
+/* The saved scale, unless the amaxes saved with it would not fit this state's format: then it is of
+ * another format, and is made of them anew. */
+static float scale_of_data(const struct data *d, const unsigned char *data,
+                           const struct fp8_state *image, int64_t t)
+{
+    const float scale = float_at(data, d->scale, t), maximum = image->maxima[t];
+    const float amax = amax_of_data(d, data, t, image->most_recent);
+    const float most = fp8_scale_of_amax(amax, maximum, false);
+    const int margin = image->layers[t / ROLES]->plan->recipe.margin;
+    return amax > 0.0f && scale > ldexpf(most, margin)
+               ? fp8_scale_of_amax(amax, maximum, image->power_of_two)
+               : scale;
+}
+
 static void read_data(const struct data *d, const unsigned char *data, struct fp8_state *image)
 {
     for (int64_t t = 0; t < image->tensors; t++) {
         int32_t entries = word_at(data, d->entries, t);
         int32_t kept = (int32_t)fp8_min_i64(entries, image->length);
-        image->scale[t] = float_at(data, d->scale, t);
+        image->scale[t] = scale_of_data(d, data, image, t);
         image->running[t] = float_at(data, d->running, t);
         image->counts[t] = kept;
         image->fresh[t] = kept == 0;
@@ -432,8 +458,8 @@ fp8_status fp8_state_load(fp8_state *state, const void *data, size_t bytes, fp8_
         status = make_image(state, &image);
     if (status != FP8_OK)
         return fp8_report(state->context, status);
-    read_data(&d, data, &image);
     set_maxima(state, &image);
+    read_data(&d, data, &image);
     status = move(state, &image, true, stream);
     fp8_release(image.memory);
     return status;

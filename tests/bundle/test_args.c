@@ -494,6 +494,9 @@ static void an_equal_version_may_lack_something(void **state)
         assert_memory_equal(&slot, &good, sizeof slot);
         expect_quantised(&slot, &w);
     }
+    args.version = 6, args.call.flags = FP8_CALL_EVALUATE; /* no state: there is nothing to note */
+    EXPECT_OK(fp8_weight_update(layer, &args));
+    assert_int_equal(slot.evaluated, 0);
 }
 
 static void a_view_of_a_shared_x(void **state)

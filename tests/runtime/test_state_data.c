@@ -44,6 +44,39 @@ static void saved_states_continue_where_they_were(void **state)
     }
 }
 
+/* A run that goes on with gradients in E4M3: with E5M2's scale they would all saturate for a step. */
+static void a_scale_of_another_format_is_made_anew(void **state)
+{
+    (void)state;
+    static const char *const fields[] = {
+        "format = \"hybrid\", history_length = 2, margin = 1",
+        "format = \"e4m3\", history_length = 2",
+        "format = \"e4m3\", history_length = 2, power_of_two = true, margin = 2",
+    };
+    static const float want[] = { 57344.0f / 2 / 3, 448.0f / 3, 32.0f };
+    struct world o[3];
+    struct seen first, s;
+    for (int i = 0; i < 3; i++)
+        world_begin(&o[i], fields[i], 1.0f, 1.0f, 3.0f);
+    world_forward(&o[0], 0);
+    world_backward(&o[0], 0);
+    world_advance(&o[0]);
+    world_look(&o[0], &first);
+    EXPECT_FLOAT(first.scale[2], want[0]);
+    for (int i = 1; i < 3; i++) {
+        RIG_OK(fp8_state_load(o[i].state, first.data, first.bytes, rig.stream));
+        world_look(&o[i], &s);
+        EXPECT_FLOAT(s.scale[2], want[i]);
+        EXPECT_FLOAT(s.scale[0], first.scale[0]); /* of the same format, whatever the margin */
+        EXPECT_FLOAT(s.history[2][0], 3.0f);
+        RIG_OK(fp8_state_load(o[0].state, s.data, s.bytes, rig.stream)); /* fits E5M2 */
+        world_look(&o[0], &s);
+        EXPECT_FLOAT(s.scale[2], want[i]);
+    }
+    for (int i = 0; i < 3; i++)
+        world_free(&o[i]);
+}
+
 static void altered_data_is_refused(void **state)
 {
     (void)state;
@@ -151,6 +184,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(saved_states_continue_where_they_were),
+        cmocka_unit_test(a_scale_of_another_format_is_made_anew),
         cmocka_unit_test(altered_data_is_refused),
         cmocka_unit_test(wrong_states_are_refused),
     };
