@@ -264,8 +264,8 @@ static fp8_status check_reduce(const fp8_comm *comm, const fp8_reduce_part *part
                         index, fp8_dtype_name(part->dtype));
     if (part->average > 1)
         return fp8_fail(FP8_ERR_ARGUMENT,
-                        "reduce_scatter of %s: average of part %zu is %u; pass 0 or 1", what, index,
-                        part->average);
+                        "reduce_scatter of %s: average of part %zu is %d; pass 0 or 1", what, index,
+                        (int32_t)part->average);
     struct memories m = { "send", "recv", part->send, part->recv, 0 };
     if (__builtin_mul_overflow(part->count, fp8_dtype_bytes(part->dtype), &m.bytes))
         return fp8_fail(FP8_ERR_ARGUMENT,

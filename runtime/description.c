@@ -47,7 +47,8 @@ static fp8_status check_numbers(const char *call, const fp8_layer_description *d
     static const char tokens[] = "pass the rows of x in one call, 0 for those of the other field";
     static const char sums[] = "pass FP8_ACCUMULATION_DEFAULT, _FAST, _SPLIT, _256 or _512";
     static const char flag[] = "pass 0 or 1";
-    const struct {
+    const struct
+    { /* enumerations and flags as signed numbers: -1 is shown as the caller wrote it */
         const char *name;
         int64_t value, least, most;
         const char *remedy;
@@ -56,16 +57,16 @@ static fp8_status check_numbers(const char *call, const fp8_layer_description *d
         { "out_features", d->out_features, 1, MOST_EXTENT, extent },
         { "tokens", d->tokens, 0, MOST_EXTENT, tokens },
         { "max_tokens", d->max_tokens, 0, MOST_EXTENT, tokens },
-        { "has_bias", d->has_bias, 0, 1, flag },
-        { "fprop", (int64_t)d->fprop, 0, FP8_ACCUMULATION_COUNT - 1, sums },
-        { "dgrad", (int64_t)d->dgrad, 0, FP8_ACCUMULATION_COUNT - 1, sums },
-        { "wgrad", (int64_t)d->wgrad, 0, FP8_ACCUMULATION_COUNT - 1, sums },
-        { "power_of_two", (int64_t)d->power_of_two, 0, FP8_OFF, "pass FP8_DEFAULT, _ON or _OFF" },
+        { "has_bias", (int32_t)d->has_bias, 0, 1, flag },
+        { "fprop", (int32_t)d->fprop, 0, FP8_ACCUMULATION_COUNT - 1, sums },
+        { "dgrad", (int32_t)d->dgrad, 0, FP8_ACCUMULATION_COUNT - 1, sums },
+        { "wgrad", (int32_t)d->wgrad, 0, FP8_ACCUMULATION_COUNT - 1, sums },
+        { "power_of_two", (int32_t)d->power_of_two, 0, FP8_OFF, "pass FP8_DEFAULT, _ON or _OFF" },
         { "history_length", d->history_length, 0, MOST_HISTORY,
           "pass the optimizer steps that are kept, 0 for 1024" },
         { "margin", d->margin, 0, FP8_MOST_MARGIN, "pass powers of two of room above the amax" },
-        { "calibrate", d->calibrate, 0, 1, flag },
-        { "shards", d->shards, 0, 1, flag },
+        { "calibrate", (int32_t)d->calibrate, 0, 1, flag },
+        { "shards", (int32_t)d->shards, 0, 1, flag },
     };
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (numbers[i].value < numbers[i].least || numbers[i].value > numbers[i].most)

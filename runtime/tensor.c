@@ -385,7 +385,7 @@ static fp8_status check_given_state(const struct fp8_check *check, const struct 
 fp8_status fp8_check_flag(const char *call, const char *name, uint32_t flag)
 {
     if (flag > 1)
-        return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is %u; pass 0 or 1", call, name, flag);
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is %d; pass 0 or 1", call, name, (int32_t)flag);
     return FP8_OK;
 }
 

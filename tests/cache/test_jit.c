@@ -328,6 +328,8 @@ static void wrong_fields(void **state)
     WRONG(dx_dtype, (fp8_dtype)-1, "dx_dtype is -1 (none)");
     WRONG(dw_dtype, (fp8_dtype)99, "dw_dtype is 99");
     WRONG(fprop, (fp8_accumulation)5, "fprop is 5, not in 0..4; pass FP8_ACCUMULATION_");
+    WRONG(fprop, (fp8_accumulation)-1, "fprop is -1, not in 0..4; pass FP8_ACCUMULATION_");
+    WRONG(has_bias, (uint32_t)-1, "has_bias is -1, not in 0..1");
     WRONG(dgrad, (fp8_accumulation)6, "dgrad is 6, not in 0..4");
     WRONG(wgrad, (fp8_accumulation)99, "wgrad is 99, not in 0..4");
     WRONG(power_of_two, (fp8_switch)3, "power_of_two is 3, not in 0..2");
