@@ -18,7 +18,7 @@ fp8_status fp8_plan_bad(const struct fp8_checker *c, int arg, const char *rule)
         fp8_op_arg_name(c->step->op, arg), rule, (long long)c->tokens);
 }
 
-static int64_t value_of(const struct fp8_checker *c, int arg)
+int64_t fp8_plan_value(const struct fp8_checker *c, int arg)
 {
     const struct fp8_source *source = &c->step->args[arg];
     switch ((enum fp8_source_kind)source->kind) {
@@ -39,19 +39,7 @@ static int64_t value_of(const struct fp8_checker *c, int arg)
     return 0;
 }
 
-enum { NO_LD = -1 };
-
-/* What one pointer argument must cover. */
-struct need {
-    int pointer;
-    int ld; /* an argument, or NO_LD where rows is 1 */
-    bool optional;
-    fp8_dtype dtype;
-    int64_t rows;
-    int64_t cols;
-};
-
-static fp8_status check_need(const struct fp8_checker *c, struct need need)
+static fp8_status check_need(const struct fp8_checker *c, struct fp8_need need)
 {
     const struct fp8_source *source = &c->step->args[need.pointer];
     if (source->kind != FP8_FROM_ADDRESS)
@@ -59,7 +47,7 @@ static fp8_status check_need(const struct fp8_checker *c, struct need need)
     const struct fp8_buffer *buffer = &c->plan->buffers[source->buffer];
     if (buffer->dtype != need.dtype)
         return fp8_plan_bad(c, need.pointer, "the buffer has another dtype");
-    if (need.ld != NO_LD) {
+    if (need.ld != FP8_NO_LD) {
         const struct fp8_source *ld = &c->step->args[need.ld];
         if (ld->kind != FP8_FROM_LD || ld->buffer != source->buffer)
             return fp8_plan_bad(c, need.ld, "it is not the ld of its buffer");
@@ -70,18 +58,12 @@ static fp8_status check_need(const struct fp8_checker *c, struct need need)
     return FP8_OK;
 }
 
-static fp8_status check_needs(const struct fp8_checker *c, const struct need *needs, size_t count)
+fp8_status fp8_plan_needs(const struct fp8_checker *c, const struct fp8_need *needs, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         FP8_TRY(check_need(c, needs[i]));
     return FP8_OK;
 }
-
-#define CHECK_NEEDS(c, ...)                                                                        \
-    do {                                                                                           \
-        const struct need needs_[] = { __VA_ARGS__ };                                              \
-        FP8_TRY(check_needs(c, needs_, sizeof needs_ / sizeof needs_[0]));                         \
-    } while (0)
 
 /* ---- ops that quantise ---- */
 
@@ -135,8 +117,8 @@ static fp8_status check_copy(const struct fp8_checker *c, int pointer, int ld, i
 {
     if (pointer < 0 || !fp8_is_given(c, pointer))
         return FP8_OK;
-    int64_t padded = value_of(c, copy_rows);
-    CHECK_NEEDS(c, { pointer, ld, true, c->step->semantics.target_dtype, padded, cols });
+    int64_t padded = fp8_plan_value(c, copy_rows);
+    FP8_NEEDS(c, { pointer, ld, true, c->step->semantics.target_dtype, padded, cols });
     if (padded < rows)
         return fp8_plan_bad(c, copy_rows, "it is less than the rows of the copy");
     const struct fp8_buffer *buffer = &c->plan->buffers[c->step->args[pointer].buffer];
@@ -149,16 +131,15 @@ static fp8_status check_copy(const struct fp8_checker *c, int pointer, int ld, i
 static fp8_status check_common(const struct fp8_checker *c)
 {
     const struct common a = common_of(c->step->op);
-    int64_t rows = value_of(c, a.rows), cols = value_of(c, a.cols);
-    CHECK_NEEDS(c, { a.when, NO_LD, true, FP8_DTYPE_UINT32, 1, 1 });
+    int64_t rows = fp8_plan_value(c, a.rows), cols = fp8_plan_value(c, a.cols);
+    FP8_NEEDS(c, { a.when, FP8_NO_LD, true, FP8_DTYPE_UINT32, 1, 1 });
     if (a.source >= 0)
-        CHECK_NEEDS(c,
-                    { a.source, a.source_ld, false, c->step->semantics.source_dtype, rows, cols });
+        FP8_NEEDS(c, { a.source, a.source_ld, false, c->step->semantics.source_dtype, rows, cols });
     if (a.found_inf >= 0)
-        CHECK_NEEDS(c, { a.found_inf, NO_LD, true, FP8_DTYPE_UINT32, 1, 1 });
+        FP8_NEEDS(c, { a.found_inf, FP8_NO_LD, true, FP8_DTYPE_UINT32, 1, 1 });
     if (a.dbias_partials >= 0) {
-        CHECK_NEEDS(c, { a.dbias_partials, a.dbias_ld, true, FP8_DTYPE_FP32,
-                         fp8_ceil_div(rows, FP8_DBIAS_ROWS), cols });
+        FP8_NEEDS(c, { a.dbias_partials, a.dbias_ld, true, FP8_DTYPE_FP32,
+                       fp8_ceil_div(rows, FP8_DBIAS_ROWS), cols });
     }
     if (c->step->op != FP8_OP_AMAX && c->step->op != FP8_OP_LINE_AMAX &&
         c->step->semantics.power_of_two != c->plan->recipe.power_of_two)
@@ -172,21 +153,21 @@ static fp8_status check_common(const struct fp8_checker *c)
 static fp8_status check_partials(const struct fp8_checker *c, int n_partials)
 {
     int64_t most = c->step->kernel->grid.max_ctas;
-    if (most < 1 || most > value_of(c, n_partials))
+    if (most < 1 || most > fp8_plan_value(c, n_partials))
         return fp8_plan_bad(c, n_partials, "the kernel's grid may have more CTAs than that");
     return FP8_OK;
 }
 
 static fp8_status check_amax(const struct fp8_checker *c)
 {
-    CHECK_NEEDS(c, { FP8_AMAX_partials, NO_LD, false, FP8_DTYPE_FP32, 1,
-                     value_of(c, FP8_AMAX_n_partials) });
+    FP8_NEEDS(c, { FP8_AMAX_partials, FP8_NO_LD, false, FP8_DTYPE_FP32, 1,
+                   fp8_plan_value(c, FP8_AMAX_n_partials) });
     return check_partials(c, FP8_AMAX_n_partials);
 }
 
 static fp8_status check_dbias(const struct fp8_checker *c, int dbias, int partials, int cols)
 {
-    CHECK_NEEDS(c, { dbias, NO_LD, true, FP8_DTYPE_FP32, 1, value_of(c, cols) });
+    FP8_NEEDS(c, { dbias, FP8_NO_LD, true, FP8_DTYPE_FP32, 1, fp8_plan_value(c, cols) });
     if (fp8_is_given(c, dbias) && !fp8_is_given(c, partials))
         return fp8_plan_bad(c, partials, "it is null, but dbias is not");
     return FP8_OK;
@@ -194,22 +175,22 @@ static fp8_status check_dbias(const struct fp8_checker *c, int dbias, int partia
 
 static fp8_status check_quantize(const struct fp8_checker *c)
 {
-    CHECK_NEEDS(c,
-                { FP8_QUANTIZE_partials, NO_LD, false, FP8_DTYPE_FP32, 1,
-                  value_of(c, FP8_QUANTIZE_n_partials) },
-                { FP8_QUANTIZE_scales, NO_LD, false, FP8_DTYPE_FP32, 1, FP8_SCALES_COUNT });
+    FP8_NEEDS(c,
+              { FP8_QUANTIZE_partials, FP8_NO_LD, false, FP8_DTYPE_FP32, 1,
+                fp8_plan_value(c, FP8_QUANTIZE_n_partials) },
+              { FP8_QUANTIZE_scales, FP8_NO_LD, false, FP8_DTYPE_FP32, 1, FP8_SCALES_COUNT });
     return check_dbias(c, FP8_QUANTIZE_dbias, FP8_QUANTIZE_dbias_partials, FP8_QUANTIZE_cols);
 }
 
 static fp8_status check_fused(const struct fp8_checker *c)
 {
-    CHECK_NEEDS(
-        c,
-        { FP8_FUSED_partials, NO_LD, false, FP8_DTYPE_FP32, 1, value_of(c, FP8_FUSED_n_partials) },
-        { FP8_FUSED_scales, NO_LD, false, FP8_DTYPE_FP32, 1, FP8_SCALES_COUNT },
-        /* uint64 of each CTA, and one more */
-        { FP8_FUSED_barrier, NO_LD, false, FP8_DTYPE_UINT32, 1,
-          2 * (c->step->kernel->grid.max_ctas + 1) });
+    FP8_NEEDS(c,
+              { FP8_FUSED_partials, FP8_NO_LD, false, FP8_DTYPE_FP32, 1,
+                fp8_plan_value(c, FP8_FUSED_n_partials) },
+              { FP8_FUSED_scales, FP8_NO_LD, false, FP8_DTYPE_FP32, 1, FP8_SCALES_COUNT },
+              /* uint64 of each CTA, and one more */
+              { FP8_FUSED_barrier, FP8_NO_LD, false, FP8_DTYPE_UINT32, 1,
+                2 * (c->step->kernel->grid.max_ctas + 1) });
     FP8_TRY(check_partials(c, FP8_FUSED_n_partials));
     return check_dbias(c, FP8_FUSED_dbias, FP8_FUSED_dbias_partials, FP8_FUSED_cols);
 }
@@ -220,14 +201,14 @@ static fp8_status check_cast(const struct fp8_checker *c)
     int64_t shards = c->pass == FP8_PASS_WEIGHT && c->plan->shard.own_scales
                          ? fp8_ceil_div(c->plan->out_features, c->plan->shard.rows)
                          : 1;
-    CHECK_NEEDS(
-        c, { FP8_CAST_known, NO_LD, false, FP8_DTYPE_FP32, 1, shards },
-        { FP8_CAST_fresh, NO_LD, true, FP8_DTYPE_UINT32, 1, 1 },
-        { FP8_CAST_partials, NO_LD, !fresh, FP8_DTYPE_FP32, 1, value_of(c, FP8_CAST_n_partials) },
-        { FP8_CAST_scales, NO_LD, false, FP8_DTYPE_FP32, 1, FP8_SCALES_COUNT },
-        { FP8_CAST_row_scales, NO_LD, true, FP8_DTYPE_FP32, 1,
-          fp8_round_up(value_of(c, FP8_CAST_rows), FP8_PAD_ROW_SCALES) },
-        { FP8_CAST_amax, NO_LD, true, FP8_DTYPE_FP32, 1, shards });
+    FP8_NEEDS(c, { FP8_CAST_known, FP8_NO_LD, false, FP8_DTYPE_FP32, 1, shards },
+              { FP8_CAST_fresh, FP8_NO_LD, true, FP8_DTYPE_UINT32, 1, 1 },
+              { FP8_CAST_partials, FP8_NO_LD, !fresh, FP8_DTYPE_FP32, 1,
+                fp8_plan_value(c, FP8_CAST_n_partials) },
+              { FP8_CAST_scales, FP8_NO_LD, false, FP8_DTYPE_FP32, 1, FP8_SCALES_COUNT },
+              { FP8_CAST_row_scales, FP8_NO_LD, true, FP8_DTYPE_FP32, 1,
+                fp8_round_up(fp8_plan_value(c, FP8_CAST_rows), FP8_PAD_ROW_SCALES) },
+              { FP8_CAST_amax, FP8_NO_LD, true, FP8_DTYPE_FP32, 1, shards });
     if (c->step->semantics.margin != c->plan->recipe.margin)
         return fp8_plan_bad(c, FP8_CAST_known, "margin of the kernel is not the recipe's");
     return FP8_OK;
@@ -236,33 +217,34 @@ static fp8_status check_cast(const struct fp8_checker *c)
 /* Of scales alone: those of a weight's shards. */
 static fp8_status check_transpose(const struct fp8_checker *c)
 {
-    int64_t rows = value_of(c, FP8_TRANSPOSE_rows), cols = value_of(c, FP8_TRANSPOSE_cols);
+    int64_t rows = fp8_plan_value(c, FP8_TRANSPOSE_rows),
+            cols = fp8_plan_value(c, FP8_TRANSPOSE_cols);
     if (!c->plan->shard.own_scales || fp8_is_given(c, FP8_TRANSPOSE_source))
         return fp8_plan_bad(c, FP8_TRANSPOSE_source, "a pass turns the scales of shards alone");
-    if (value_of(c, FP8_TRANSPOSE_scales_ld) != 0)
+    if (fp8_plan_value(c, FP8_TRANSPOSE_scales_ld) != 0)
         return fp8_plan_bad(c, FP8_TRANSPOSE_scales_ld, "scales of rows have none");
-    CHECK_NEEDS(c, { FP8_TRANSPOSE_scales, NO_LD, false, FP8_DTYPE_FP32, 1, rows },
-                { FP8_TRANSPOSE_transposed_scales, FP8_TRANSPOSE_transposed_scales_ld, false,
-                  FP8_DTYPE_FP32, fp8_ceil_div(cols, FP8_BLOCK),
-                  fp8_round_up(fp8_ceil_div(rows, FP8_BLOCK), FP8_PAD_TILE_SCALES) },
-                { FP8_TRANSPOSE_when, NO_LD, true, FP8_DTYPE_UINT32, 1, 1 });
+    FP8_NEEDS(c, { FP8_TRANSPOSE_scales, FP8_NO_LD, false, FP8_DTYPE_FP32, 1, rows },
+              { FP8_TRANSPOSE_transposed_scales, FP8_TRANSPOSE_transposed_scales_ld, false,
+                FP8_DTYPE_FP32, fp8_ceil_div(cols, FP8_BLOCK),
+                fp8_round_up(fp8_ceil_div(rows, FP8_BLOCK), FP8_PAD_TILE_SCALES) },
+              { FP8_TRANSPOSE_when, FP8_NO_LD, true, FP8_DTYPE_UINT32, 1, 1 });
     return FP8_OK;
 }
 
 static fp8_status check_column_sums(const struct fp8_checker *c)
 {
-    int64_t cols = value_of(c, FP8_COLUMN_SUMS_cols);
-    CHECK_NEEDS(c,
-                { FP8_COLUMN_SUMS_partials, FP8_COLUMN_SUMS_partials_ld, false, FP8_DTYPE_FP32,
-                  value_of(c, FP8_COLUMN_SUMS_partial_rows), cols },
-                { FP8_COLUMN_SUMS_dbias, NO_LD, true, FP8_DTYPE_FP32, 1, cols });
+    int64_t cols = fp8_plan_value(c, FP8_COLUMN_SUMS_cols);
+    FP8_NEEDS(c,
+              { FP8_COLUMN_SUMS_partials, FP8_COLUMN_SUMS_partials_ld, false, FP8_DTYPE_FP32,
+                fp8_plan_value(c, FP8_COLUMN_SUMS_partial_rows), cols },
+              { FP8_COLUMN_SUMS_dbias, FP8_NO_LD, true, FP8_DTYPE_FP32, 1, cols });
     return FP8_OK;
 }
 
 static fp8_status check_quantize_row(const struct fp8_checker *c)
 {
-    CHECK_NEEDS(c, { FP8_QUANTIZE_ROW_row_scales, NO_LD, true, FP8_DTYPE_FP32, 1,
-                     fp8_round_up(value_of(c, FP8_QUANTIZE_ROW_rows), FP8_PAD_ROW_SCALES) });
+    FP8_NEEDS(c, { FP8_QUANTIZE_ROW_row_scales, FP8_NO_LD, true, FP8_DTYPE_FP32, 1,
+                   fp8_round_up(fp8_plan_value(c, FP8_QUANTIZE_ROW_rows), FP8_PAD_ROW_SCALES) });
     return FP8_OK;
 }
 
@@ -270,10 +252,10 @@ static fp8_status check_quantize_row(const struct fp8_checker *c)
 static fp8_status check_lines(const struct fp8_checker *c, const int row[2], const int column[2],
                               int64_t rows, int64_t cols)
 {
-    CHECK_NEEDS(
-        c, { row[0], row[1], true, FP8_DTYPE_FP32, fp8_ceil_div(cols, FP8_LINE_ELEMENTS), rows },
-        { column[0], column[1], true, FP8_DTYPE_FP32, fp8_ceil_div(rows, FP8_LINE_ELEMENTS),
-          cols });
+    FP8_NEEDS(c,
+              { row[0], row[1], true, FP8_DTYPE_FP32, fp8_ceil_div(cols, FP8_LINE_ELEMENTS), rows },
+              { column[0], column[1], true, FP8_DTYPE_FP32, fp8_ceil_div(rows, FP8_LINE_ELEMENTS),
+                cols });
     return FP8_OK;
 }
 
@@ -281,7 +263,8 @@ static fp8_status check_line_amax(const struct fp8_checker *c)
 {
     return check_lines(c, (int[]){ FP8_LINE_AMAX_row_partials, FP8_LINE_AMAX_row_partials_ld },
                        (int[]){ FP8_LINE_AMAX_column_partials, FP8_LINE_AMAX_column_partials_ld },
-                       value_of(c, FP8_LINE_AMAX_rows), value_of(c, FP8_LINE_AMAX_cols));
+                       fp8_plan_value(c, FP8_LINE_AMAX_rows),
+                       fp8_plan_value(c, FP8_LINE_AMAX_cols));
 }
 
 /* What comes of partials that are null is null. */
@@ -296,7 +279,8 @@ static fp8_status check_without(const struct fp8_checker *c, int partials, int m
 
 static fp8_status check_line_scales(const struct fp8_checker *c)
 {
-    int64_t rows = value_of(c, FP8_LINE_SCALES_rows), cols = value_of(c, FP8_LINE_SCALES_cols);
+    int64_t rows = fp8_plan_value(c, FP8_LINE_SCALES_rows),
+            cols = fp8_plan_value(c, FP8_LINE_SCALES_cols);
     FP8_TRY(
         check_lines(c, (int[]){ FP8_LINE_SCALES_row_partials, FP8_LINE_SCALES_row_partials_ld },
                     (int[]){ FP8_LINE_SCALES_column_partials, FP8_LINE_SCALES_column_partials_ld },
@@ -305,24 +289,24 @@ static fp8_status check_line_scales(const struct fp8_checker *c)
                           FP8_LINE_SCALES_row_scales));
     FP8_TRY(check_without(c, FP8_LINE_SCALES_column_partials, FP8_LINE_SCALES_column_maxima,
                           FP8_LINE_SCALES_transposed_scales));
-    CHECK_NEEDS(c, { FP8_LINE_SCALES_row_maxima, NO_LD, true, FP8_DTYPE_FP32, 1, rows },
-                { FP8_LINE_SCALES_column_maxima, NO_LD, true, FP8_DTYPE_FP32, 1, cols },
-                { FP8_LINE_SCALES_row_scales, NO_LD, true, FP8_DTYPE_FP32, 1,
-                  fp8_round_up(rows, FP8_PAD_ROW_SCALES) },
-                { FP8_LINE_SCALES_transposed_scales, NO_LD, true, FP8_DTYPE_FP32, 1,
-                  fp8_round_up(cols, FP8_PAD_ROW_SCALES) });
+    FP8_NEEDS(c, { FP8_LINE_SCALES_row_maxima, FP8_NO_LD, true, FP8_DTYPE_FP32, 1, rows },
+              { FP8_LINE_SCALES_column_maxima, FP8_NO_LD, true, FP8_DTYPE_FP32, 1, cols },
+              { FP8_LINE_SCALES_row_scales, FP8_NO_LD, true, FP8_DTYPE_FP32, 1,
+                fp8_round_up(rows, FP8_PAD_ROW_SCALES) },
+              { FP8_LINE_SCALES_transposed_scales, FP8_NO_LD, true, FP8_DTYPE_FP32, 1,
+                fp8_round_up(cols, FP8_PAD_ROW_SCALES) });
     return check_dbias(c, FP8_LINE_SCALES_dbias, FP8_LINE_SCALES_dbias_partials,
                        FP8_LINE_SCALES_cols);
 }
 
 static fp8_status check_quantize_lines(const struct fp8_checker *c)
 {
-    CHECK_NEEDS(c,
-                { FP8_QUANTIZE_LINES_row_maxima, NO_LD, !fp8_is_given(c, FP8_QUANTIZE_LINES_row),
-                  FP8_DTYPE_FP32, 1, value_of(c, FP8_QUANTIZE_LINES_rows) },
-                { FP8_QUANTIZE_LINES_column_maxima, NO_LD,
-                  !fp8_is_given(c, FP8_QUANTIZE_LINES_transposed), FP8_DTYPE_FP32, 1,
-                  value_of(c, FP8_QUANTIZE_LINES_cols) });
+    FP8_NEEDS(c,
+              { FP8_QUANTIZE_LINES_row_maxima, FP8_NO_LD, !fp8_is_given(c, FP8_QUANTIZE_LINES_row),
+                FP8_DTYPE_FP32, 1, fp8_plan_value(c, FP8_QUANTIZE_LINES_rows) },
+              { FP8_QUANTIZE_LINES_column_maxima, FP8_NO_LD,
+                !fp8_is_given(c, FP8_QUANTIZE_LINES_transposed), FP8_DTYPE_FP32, 1,
+                fp8_plan_value(c, FP8_QUANTIZE_LINES_cols) });
     return FP8_OK;
 }
 
@@ -332,157 +316,22 @@ static fp8_status check_block_scales(const struct fp8_checker *c, int pointer, i
 {
     int64_t blocks = fp8_ceil_div(d, FP8_BLOCK);
     if (c->step->semantics.scaling == FP8_SCALING_BLOCK)
-        CHECK_NEEDS(c, { pointer, ld, true, FP8_DTYPE_FP32, blocks,
-                         fp8_round_up(r, FP8_PAD_BLOCK_SCALES) });
+        FP8_NEEDS(c, { pointer, ld, true, FP8_DTYPE_FP32, blocks,
+                       fp8_round_up(r, FP8_PAD_BLOCK_SCALES) });
     else
-        CHECK_NEEDS(c, { pointer, ld, true, FP8_DTYPE_FP32, fp8_ceil_div(r, FP8_BLOCK),
-                         fp8_round_up(blocks, FP8_PAD_TILE_SCALES) });
+        FP8_NEEDS(c, { pointer, ld, true, FP8_DTYPE_FP32, fp8_ceil_div(r, FP8_BLOCK),
+                       fp8_round_up(blocks, FP8_PAD_TILE_SCALES) });
     return FP8_OK;
 }
 
 static fp8_status check_quantize_block(const struct fp8_checker *c)
 {
-    int64_t rows = value_of(c, FP8_QUANTIZE_BLOCK_rows);
-    int64_t cols = value_of(c, FP8_QUANTIZE_BLOCK_cols);
+    int64_t rows = fp8_plan_value(c, FP8_QUANTIZE_BLOCK_rows);
+    int64_t cols = fp8_plan_value(c, FP8_QUANTIZE_BLOCK_cols);
     FP8_TRY(check_block_scales(c, FP8_QUANTIZE_BLOCK_row_scales, FP8_QUANTIZE_BLOCK_row_scales_ld,
                                rows, cols));
     return check_block_scales(c, FP8_QUANTIZE_BLOCK_transposed_scales,
                               FP8_QUANTIZE_BLOCK_transposed_scales_ld, cols, rows);
-}
-
-/* ---- gemm ---- */
-
-/* Which copy of which operand the gemm of a pass reads as a and as b. */
-struct operand_use {
-    fp8_role role;
-    enum fp8_copy copy;
-};
-static const struct operand_use uses[FP8_PASS_COUNT][2] = {
-    [FP8_PASS_FPROP] = { { FP8_ROLE_X, FP8_ROW_COPY }, { FP8_ROLE_W, FP8_ROW_COPY } },
-    [FP8_PASS_WGRAD] = { { FP8_ROLE_DY, FP8_TRANSPOSED_COPY },
-                         { FP8_ROLE_X, FP8_TRANSPOSED_COPY } },
-    [FP8_PASS_DGRAD] = { { FP8_ROLE_DY, FP8_ROW_COPY }, { FP8_ROLE_W, FP8_TRANSPOSED_COPY } },
-};
-
-static bool is_buffer(const struct fp8_checker *c, int arg, int buffer)
-{
-    return fp8_is_given(c, arg) && buffer >= 0 && c->step->args[arg].buffer == buffer;
-}
-
-/* One side of the product, as the step says it. */
-struct side {
-    int pointer, ld, scales, scales_ld;
-    fp8_dtype dtype;
-    fp8_scaling scaling;
-    bool transposed;
-    int64_t rows; /* FP8: padded */
-};
-
-static fp8_status check_scales(const struct fp8_checker *c, struct operand_use use,
-                               const struct side *side)
-{
-    static const enum fp8_part vectors[] = { FP8_PART_ROW_SCALES, FP8_PART_TRANSPOSED_SCALES };
-    enum fp8_part part = side->scaling == FP8_SCALING_TENSOR ? FP8_PART_SCALES : vectors[use.copy];
-    if (!is_buffer(c, side->scales, c->plan->parts[use.role][part]))
-        return fp8_plan_bad(c, side->scales, "they are not the scales of that operand");
-    if (side->scaling != FP8_SCALING_BLOCK && side->scaling != FP8_SCALING_TILE)
-        return FP8_OK;
-    const struct fp8_source *ld = &c->step->args[side->scales_ld];
-    if (ld->kind != FP8_FROM_LD || ld->buffer != c->step->args[side->scales].buffer)
-        return fp8_plan_bad(c, side->scales_ld, "it is not the ld of its buffer");
-    return FP8_OK;
-}
-
-static fp8_status check_side(const struct fp8_checker *c, struct operand_use use,
-                             const struct side *side, int64_t depth)
-{
-    static const enum fp8_part copies[] = { FP8_PART_ROW, FP8_PART_TRANSPOSED };
-    static const enum fp8_slot slots[] = {
-        [FP8_ROLE_X] = FP8_SLOT_X, [FP8_ROLE_W] = FP8_SLOT_W, [FP8_ROLE_DY] = FP8_SLOT_DY
-    };
-    bool is_bf16 = c->plan->scalings[use.role][use.copy] == FP8_SCALING_NONE;
-    int buffer =
-        is_bf16 ? c->plan->slots[slots[use.role]] : c->plan->parts[use.role][copies[use.copy]];
-    if (!is_buffer(c, side->pointer, buffer))
-        return fp8_plan_bad(c, side->pointer, "it is not what this pass reads");
-    if (side->scaling != c->plan->scalings[use.role][use.copy])
-        return fp8_plan_bad(c, side->pointer, "its scaling is not that of the recipe");
-    if (side->transposed != (is_bf16 && use.copy == FP8_TRANSPOSED_COPY))
-        return fp8_plan_bad(c, side->pointer,
-                            "whether it is transposed is not what this pass reads");
-    if (is_bf16) {
-        if (side->dtype != FP8_DTYPE_BF16)
-            return fp8_plan_bad(c, side->pointer, "without a copy of FP8 it is bf16");
-        CHECK_NEEDS(c, { side->pointer, side->ld, false, FP8_DTYPE_BF16,
-                         side->transposed ? depth : side->rows,
-                         side->transposed ? side->rows : depth });
-        return FP8_OK;
-    }
-    CHECK_NEEDS(
-        c, { side->pointer, side->ld, false, side->dtype, side->rows, fp8_round_up(depth, 16) });
-    return check_scales(c, use, side);
-}
-
-static fp8_status check_stage(const struct fp8_checker *c, int64_t padded)
-{
-    const struct fp8_gemm_step *gemm = c->step->gemm;
-    const struct fp8_buffer *stage = &c->plan->buffers[gemm->stage];
-    if (fp8_dim_at(&stage->cols, c->tokens) < padded ||
-        (c->tokens > 0 && fp8_dim_at(&stage->rows, c->tokens) < 1) ||
-        fp8_dim_at(&stage->cols, c->tokens) * (int64_t)fp8_dtype_bytes(stage->dtype) % 16 != 0)
-        return fp8_plan_bad(c, FP8_GEMM_out, "the stage does not hold a row of it");
-    const struct fp8_semantics *how = &c->step->semantics;
-    if ((how->scaling == FP8_SCALING_ROW || how->second_scaling == FP8_SCALING_ROW) &&
-        stage->dtype != FP8_DTYPE_FP32)
-        return fp8_plan_bad(c, FP8_GEMM_out, "the stage of a product with scales a row is fp32");
-    if (!fp8_is_given(c, FP8_GEMM_bias))
-        return FP8_OK;
-    if (gemm->stage_bias < 0)
-        return fp8_plan_bad(c, FP8_GEMM_bias, "there is no stage_bias");
-    const struct fp8_buffer *bias = &c->plan->buffers[gemm->stage_bias];
-    if (bias->dtype != FP8_DTYPE_BF16 || fp8_dim_at(&bias->cols, c->tokens) < padded)
-        return fp8_plan_bad(c, FP8_GEMM_bias, "stage_bias does not hold it");
-    if (stage->dtype != FP8_DTYPE_FP32)
-        return fp8_plan_bad(c, FP8_GEMM_bias, "what it is added to in the stage is fp32");
-    return FP8_OK;
-}
-
-/* The counter of tiles: kernels of the bundle may take it, products of bf16 have none. */
-static fp8_status check_counter(const struct fp8_checker *c)
-{
-    bool needed = c->step->semantics.scaling != FP8_SCALING_NONE;
-    CHECK_NEEDS(c, { FP8_GEMM_tiles, NO_LD, !needed, FP8_DTYPE_UINT32, 1, FP8_COUNTER_WORDS });
-    if (needed && c->step->args[FP8_GEMM_epoch].kind != FP8_FROM_EPOCH)
-        return fp8_plan_bad(c, FP8_GEMM_epoch, "it is not 'epoch'");
-    return FP8_OK;
-}
-
-static fp8_status check_gemm(const struct fp8_checker *c)
-{
-    const struct fp8_semantics *how = &c->step->semantics;
-    int64_t rows = value_of(c, FP8_GEMM_rows), cols = value_of(c, FP8_GEMM_cols);
-    int64_t depth = value_of(c, FP8_GEMM_depth), padded = fp8_round_up(cols, 16);
-    const struct operand_use *use = uses[c->pass];
-    const struct side a = { FP8_GEMM_a,        FP8_GEMM_a_ld,
-                            FP8_GEMM_a_scales, FP8_GEMM_a_scales_ld,
-                            how->source_dtype, how->scaling,
-                            how->transposed,   rows };
-    const struct side b = { FP8_GEMM_b,
-                            FP8_GEMM_b_ld,
-                            FP8_GEMM_b_scales,
-                            FP8_GEMM_b_scales_ld,
-                            how->second_dtype,
-                            how->second_scaling,
-                            how->second_transposed,
-                            how->second_scaling == FP8_SCALING_NONE ? cols : padded };
-    if ((how->scaling == FP8_SCALING_NONE) != (how->second_scaling == FP8_SCALING_NONE))
-        return fp8_plan_bad(c, FP8_GEMM_b, "one operand is bf16 and the other is not");
-    FP8_TRY(check_side(c, use[0], &a, depth));
-    FP8_TRY(check_side(c, use[1], &b, depth));
-    CHECK_NEEDS(c, { FP8_GEMM_bias, NO_LD, true, FP8_DTYPE_BF16, 1, cols },
-                { FP8_GEMM_out, FP8_GEMM_out_ld, false, how->target_dtype, rows, cols });
-    FP8_TRY(check_counter(c));
-    return check_stage(c, padded);
 }
 
 /* ---- what a pass may name ---- */
@@ -564,7 +413,7 @@ static fp8_status check_own(const struct fp8_checker *c)
     case FP8_OP_COLUMN_SUMS:
         return check_column_sums(c);
     case FP8_OP_GEMM:
-        return check_gemm(c);
+        return fp8_plan_check_gemm(c);
     case FP8_OP_TRANSPOSE:
         return check_transpose(c);
     case FP8_OP_ROLL:
