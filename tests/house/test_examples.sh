@@ -40,6 +40,34 @@ case_of "embed: usage"
 run "$embed"
 expect_code 2
 
+shard=$FP8_TEST_BUILD/bin/example_shard
+
+case_of "shard: ranks that share a weight, also unevenly, and one that has none of it"
+run "$shard" "$T/odd" head
+expect_code 0
+expect_out_has "rank 1 of 2: 1278 of the 2556 rows of w"
+expect_out_lacks WRONG
+run "$shard" "$T/odd" head 7
+expect_code 0
+expect_out_has "rank 6 of 7: 360 of the 2556 rows of w"
+run fp8gen build examples/shard_scale.lua --arch none -o "$T/scales"
+run "$shard" "$T/scales" down 3
+expect_code 0
+expect_out_has "rank 2 of 3: 44 of the 300 rows of w"
+[ "$(grep -c "dw .* ok" "$out")" = 3 ] || fail "dw of three ranks expected"
+run "$shard" "$T/scales" down 4
+expect_code 1
+expect_err_has "was built for fsdp = 3"
+
+case_of "shard: what it does not do, and usage"
+run "$shard" "$T/odd" up
+expect_code 2
+expect_err_has "'up' has a bias"
+run "$shard" "$T/odd" nosuch
+expect_code 1
+run "$shard" "$T/odd" head 9
+expect_code 2
+
 case_of "jit: layers by description, on the CPU"
 export FP8GEN_CACHE_DIR=$T/cache
 run "$FP8_TEST_BUILD/bin/example_jit"
