@@ -14,6 +14,7 @@
 #include "gen/internal.h"
 
 #include <lauxlib.h>
+#include <locale.h>
 #include <lualib.h>
 #include <string.h>
 #include <time.h>
@@ -287,13 +288,19 @@ static fp8gen_status fail_internal(struct fp8gen *gen)
                     message == NULL ? "an error without a message" : message);
 }
 
-/* Runs the function that lies below its `count` arguments on the stack. An error stays there. */
+/* Runs the function that lies below its `count` arguments on the stack. An error stays there. The
+ * program's locale is put aside meanwhile, in this thread: numbers are written with a point. */
 static int protected_call(lua_State *L, int count)
 {
+    locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0), callers = uselocale(plain);
     int base = lua_gettop(L) - count;
     lua_pushcfunction(L, add_traceback);
     lua_insert(L, base);
-    return lua_pcall(L, count, 0, base);
+    int code = lua_pcall(L, count, 0, base);
+    (void)uselocale(callers);
+    if (plain != (locale_t)0)
+        freelocale(plain);
+    return code;
 }
 
 fp8gen_status script_run(struct fp8gen *gen, lua_CFunction body, void *user)

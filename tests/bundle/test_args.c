@@ -395,6 +395,9 @@ static void versions(void **state)
     other = world.grad, other.version = 0, world.dgrad.grad = &other; /* not known */
     EXPECT_OK(DGRAD);
     world = before;
+    other = world.weight, other.version = 0, world.dgrad.weight = &other;
+    EXPECT_OK(DGRAD);
+    world = before;
     other = world.saved, other.version = 5; /* no dgrad, no question */
     world.backward.saved = &other, world.backward.dx = NULL, world.backward.weight = NULL;
     EXPECT_OK(BACKWARD);
@@ -497,6 +500,31 @@ static void an_equal_version_may_lack_something(void **state)
     args.version = 6, args.call.flags = FP8_CALL_EVALUATE; /* no state: there is nothing to note */
     EXPECT_OK(fp8_weight_update(layer, &args));
     assert_int_equal(slot.evaluated, 0);
+}
+
+/* Scales that lay elsewhere, and a mark of evaluation, end with what they belonged to. */
+static void what_is_filled_anew_has_its_own_scales(void **state)
+{
+    (void)state;
+    float elsewhere[16] = { 3.0f };
+    fp8_operand slot = operand(FP8_BYTES_WEIGHT);
+    fp8_weight_args args = world.update;
+    args.weight = &slot, args.version = 5;
+    for (int i = 0; i < 2; i++) {
+        slot.scales = elsewhere, slot.evaluated = 1;
+        if (i == 0)
+            EXPECT_OK(fp8_weight_update(layer, &args));
+        world.quantize.role = FP8_ROLE_W, world.quantize.source = &world.w;
+        world.quantize.operand = &slot;
+        if (i == 1)
+            EXPECT_OK(QUANTIZE);
+        assert_null(slot.scales);
+        assert_int_equal(slot.evaluated, 0);
+        assert_true(elsewhere[0] == 3.0f);
+        expect_quantised(&slot, &world.w);
+        memset(slot.data, 0, slot.bytes);
+    }
+    fill_args(&world);
 }
 
 static void a_view_of_a_shared_x(void **state)
@@ -602,6 +630,7 @@ int main(void)
         cmocka_unit_test(versions),
         cmocka_unit_test(two_weights_share_a_slot),
         cmocka_unit_test(an_equal_version_may_lack_something),
+        cmocka_unit_test(what_is_filled_anew_has_its_own_scales),
         cmocka_unit_test(a_view_of_a_shared_x),
         cmocka_unit_test(only_what_is_wanted_is_made),
         cmocka_unit_test(a_layer_without_bias),

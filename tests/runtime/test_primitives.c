@@ -208,6 +208,10 @@ static void fprop_makes_the_weight(void **state)
         rig_check_operand("weight", &weight, &q);
         weight.op.version = 1;
         RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_fprop(c.layer->handle, &args));
+        weight.op.version = 0;
+        weight.op.scales = data; /* whoever has set them does not expect others */
+        RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_fprop(c.layer->handle, &args));
+        rig_expect_sentence("weight->scales");
         rig_quantized_free(&q);
         rig_operand_free(&weight);
         rig_case_free(&c);

@@ -146,6 +146,24 @@ static void wrong_states_are_refused(void **state)
     rig_expect_sentence("call.state_layer is -2147483648, but the state was made for 2 layers");
     args.call = world_call(&o, 0);
     RIG_OK(fp8_layer_fprop(o.layer[0], &args));
+    /* x is quantised already, but the weight is to be made in the call */
+    struct rig_operand x;
+    rig_operand_make(&x, world_bytes(o.layer[0], FP8_BYTES_X), 0xFF);
+    fp8_quantize_args quantize = FP8_QUANTIZE_ARGS_INIT;
+    quantize.role = FP8_ROLE_X, quantize.source = &o.x.t, quantize.operand = &x.op;
+    quantize.call = world_call(&o, 0);
+    RIG_OK(fp8_quantize(o.layer[0], &quantize));
+    args.x = NULL, args.x_quantized = &x.op;
+    args.call.state = NULL;
+    RIG_OK(fp8_layer_fprop(o.layer[0], &args));
+    fp8_operand weight = o.weight.op;
+    weight.version = 0;
+    args.w = &o.w.t, args.weight = &weight;
+    RIG_REFUSED(FP8_ERR_ARGUMENT, fp8_layer_fprop(o.layer[0], &args));
+    rig_expect_sentence("call.state is NULL");
+    args.call.state = o.state;
+    RIG_OK(fp8_layer_fprop(o.layer[0], &args));
+    rig_operand_free(&x);
     /* where nothing is quantised, a state that is given is looked at all the same */
     fp8_dgrad_args dgrad = FP8_DGRAD_ARGS_INIT;
     world_fill(&o.dy, 1.0f, 3);

@@ -6,7 +6,9 @@
  * runtime/bundle_format.h (plan_rules.c), and each field of a spec is flipped once. What recipes
  * mean for a plan is test_recipes.c's subject.
  */
+#include <locale.h>
 #include <math.h>
+#include <stdlib.h>
 #include "tests/unit/plan_rules.h"
 
 #define ONE_LAYER "in_features = 1000, out_features = 2556, bias = true, "
@@ -266,6 +268,49 @@ static void test_cost_of_huge_layers(void **state)
     json_decref(plan);
 }
 
+/* A locale that writes 1,5: made by localedef where the system has none. (locale_t)0: neither. */
+static locale_t comma_locale(char folder[])
+{
+    char command[256];
+    locale_t made = newlocale(LC_ALL_MASK, "de_DE.UTF-8", (locale_t)0);
+    if (made != (locale_t)0 || mkdtemp(folder) == NULL)
+        return made;
+    snprintf(command, sizeof(command), "localedef -i de_DE -f UTF-8 %s/de_DE.UTF-8 2>/dev/null",
+             folder);
+    if (system(command) == 0 && setenv("LOCPATH", folder, 1) == 0)
+        made = newlocale(LC_ALL_MASK, "de_DE.UTF-8", (locale_t)0);
+    snprintf(command, sizeof(command), "rm -rf %s", folder);
+    assert_int_equal(system(command), 0);
+    return made;
+}
+
+/* A program that writes numbers with a comma gets the same bytes. */
+static void test_locale(void **state)
+{
+    (void)state;
+    static const char fields[] = "tokens = 16, in_features = 72, out_features = 40";
+    char folder[] = "/tmp/fp8gen-locale-XXXXXX", number[8];
+    locale_t comma = comma_locale(folder);
+    if (comma == (locale_t)0) {
+        print_message("skipped: no locale with a decimal comma, and localedef makes none\n");
+        skip();
+    }
+    fp8gen *gen = open_fields(fields);
+    const char *plain = plan_text(gen);
+    assert_non_null(strstr(plain, "predicted 0."));
+    locale_t before = uselocale(comma);
+    fp8gen *other = open_fields(fields);
+    const char *text = plan_text(other);
+    snprintf(number, sizeof(number), "%.1f", 1.5);
+    uselocale(before);
+    assert_string_equal(number, "1,5");
+    assert_string_equal(text, plain);
+    assert_string_equal(other->spec_hash, gen->spec_hash);
+    fp8gen_close(gen);
+    fp8gen_close(other);
+    freelocale(comma);
+}
+
 static void test_expand(void **state)
 {
     (void)state;
@@ -336,6 +381,7 @@ int main(void)
         cmocka_unit_test(test_ranges),
         cmocka_unit_test(test_cost),
         cmocka_unit_test(test_cost_of_huge_layers),
+        cmocka_unit_test(test_locale),
         cmocka_unit_test(test_expand),
         cmocka_unit_test(test_without_model),
         cmocka_unit_test(test_out_of_memory),
