@@ -160,7 +160,9 @@ void gen_store_open(struct gen_store *store, const char *dir, struct gen_log log
 {
     *store = (struct gen_store){ .fd = -1, .log = log, .commits = atomic_load(&commits) };
     char *path = gen_store_default(dir);
+    const char *lacks = "has no folder, neither HOME nor FP8GEN_CACHE_DIR is set";
     if (path != NULL && path[0] != '/') {
+        lacks = "has a relative path, which the working folder does not lead to";
         char *here = getcwd(NULL, 0);
         store->path = here != NULL ? join(here, path) : NULL;
         free(here);
@@ -169,7 +171,7 @@ void gen_store_open(struct gen_store *store, const char *dir, struct gen_log log
         store->path = path;
     }
     if (store->path == NULL) {
-        gen_store_warn(store, "has no folder, neither HOME nor FP8GEN_CACHE_DIR is set", errno);
+        gen_store_warn(store, lacks, errno);
         return;
     }
     int error = open_root(store);

@@ -47,12 +47,13 @@ static void fail_each_call_of_a_pass(const char *gemm)
     char *workspace;
     fp8_call call = cuda_call(&side, 17, &workspace, 0);
     int64_t failures = 0;
-    for (int64_t at = 1; at < 60; at++) {
-        fp8_operand weight = cuda_operand(&side, 0, FP8_BYTES_WEIGHT);
-        fp8_operand saved = cuda_operand(&side, 17, FP8_BYTES_SAVED);
-        fp8_operand grad = cuda_operand(&side, 17, FP8_BYTES_GRAD);
+    fp8_operand weight = cuda_operand(&side, 0, FP8_BYTES_WEIGHT);
+    fp8_operand saved = cuda_operand(&side, 17, FP8_BYTES_SAVED);
+    fp8_operand grad = cuda_operand(&side, 17, FP8_BYTES_GRAD);
+    for (int64_t at = 1; at < 60; at++) { /* from the second on all three were filled before */
         fp8_weight_args update = FP8_WEIGHT_ARGS_INIT;
-        update.w = &w.tensor, update.version = 1, update.weight = &weight, update.call = call;
+        update.w = &w.tensor, update.weight = &weight, update.call = call;
+        update.version = 2 * (uint64_t)at;
         fp8_fprop_args fprop = FP8_FPROP_ARGS_INIT;
         fprop.x = &x.tensor, fprop.weight = &weight, fprop.y = &y.tensor, fprop.saved = &saved;
         fprop.bias = &bias.tensor, fprop.call = call;
@@ -67,10 +68,12 @@ static void fail_each_call_of_a_pass(const char *gemm)
         failures += cuda->calls >= end;
         cuda->fail_at = 0;
         assert_int_equal(cuda->depth, 0);
+        update.version++;
         prepared_pass(&side, &update, &fprop, &backward); /* the layer is usable again */
         assert_int_equal(grad.role, FP8_ROLE_DY);
-        free(weight.data), free(saved.data), free(grad.data);
+        assert_int_equal(grad.version, update.version);
     }
+    free(weight.data), free(saved.data), free(grad.data);
     assert_true(failures > 6);
     free(x.block), free(w.block), free(y.block), free(dy.block), free(dx.block), free(dw.block);
     free(bias.block), free(workspace);

@@ -104,6 +104,13 @@ expect_err_has "warning: the cache cannot be used in /dev/null/cache: Not a dire
 [ "$(wc -l <"$err")" = 1 ] || fail "one line"
 expect_file "$T/three/manifest.json"
 
+case_of "a relative path, and a working folder that is gone"
+mkdir "$T/gone"
+(cd "$T/gone" && rmdir "$T/gone" && FP8GEN_CACHE_DIR=there exec "$FP8GEN" build "$T/spec.lua" -o "$T/six") 2>"$T/err"
+expect_file "$T/six/manifest.json"
+run cat "$T/err"
+expect_out_has "warning: the cache has a relative path, which the working folder does not lead to"
+
 case_of "help"
 run fp8gen help
 expect_out_has "cache trim"
