@@ -273,6 +273,8 @@ static void tensors(void **state)
             (changed = world.dy, changed.ld = 36, world.backward.dy = &changed), BACKWARD);
     REFUSED(FP8_ERR_SHAPE, "beyond the address space",
             (changed = world.dx, changed.ld = INT64_MAX / 2, world.dgrad.dx = &changed), DGRAD);
+    REFUSED(FP8_ERR_SHAPE, "beyond the address space",
+            (changed = world.dx, changed.ld = INT64_MAX / M, world.dgrad.dx = &changed), DGRAD);
     REFUSED(FP8_ERR_ARGUMENT, "dx->data is NULL, but it has 10 x 50 elements",
             (changed = world.dx, changed.data = NULL, world.dgrad.dx = &changed), DGRAD);
     REFUSED(
