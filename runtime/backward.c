@@ -4,8 +4,6 @@
  * As in passes.c, each has a check, which refuses before anything is enqueued, and a run. backward
  * composes the checks and then the runs of three passes.
  */
-#include <string.h>
-
 #include "runtime/internal.h"
 
 static fp8_status check_version(const char *call, const char *name, uint64_t used, uint64_t given,
@@ -36,13 +34,11 @@ static fp8_status check_dbias(const struct fp8_check *check, const fp8_tensor *d
     return fp8_check_tensor(check, FP8_SLOT_DBIAS, dbias);
 }
 
-/* copies = 0: only dbias and found_inf are wanted; grad may then be NULL, unless its version is
- * wanted. */
+/* copies = 0: only dbias and found_inf are wanted; grad may then be NULL. */
 static fp8_status check_quantize_dy(const char *call, const fp8_layer *layer,
                                     const fp8_quantize_dy_args *args, uint32_t copies,
                                     int64_t *tokens)
 {
-    const bool is_wanted = strcmp(call, "quantize_dy") == 0;
     struct fp8_check check = { .call = call, .plan = layer->plan };
     if (!args->dy)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s: dy is NULL", call);
@@ -52,7 +48,7 @@ static fp8_status check_quantize_dy(const char *call, const fp8_layer *layer,
     FP8_TRY(fp8_check_tensor(&check, FP8_SLOT_DY, args->dy));
     if (args->saved)
         FP8_TRY(fp8_check_filled(&check, "saved", FP8_ROLE_X, 0, args->saved));
-    if (copies || is_wanted || args->grad)
+    if (copies || args->grad)
         FP8_TRY(fp8_check_target(&check, "grad", FP8_ROLE_DY, copies, args->grad));
     FP8_TRY(check_dbias(&check, args->dbias));
     FP8_TRY(fp8_check_flag(call, "accumulate_dbias", args->accumulate_dbias));
@@ -101,6 +97,8 @@ fp8_status fp8_layer_quantize_dy(const fp8_layer *layer, const fp8_quantize_dy_a
         copies = args->copies;
         status = fp8_check_copies(&check, FP8_ROLE_DY, &copies);
     }
+    if (status == FP8_OK) /* for its version, also where the recipe has no copies */
+        status = fp8_check_operand_struct(call, "grad", args->grad);
     if (status == FP8_OK)
         status = check_quantize_dy(call, layer, args, copies, &tokens);
     if (status != FP8_OK)
@@ -269,7 +267,7 @@ static fp8_status check_backward(const fp8_layer *layer, const fp8_backward_args
                                  struct backward *b)
 {
     const char *call = "backward";
-    int64_t tokens;
+    int64_t tokens = 0;
     FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL, 0));
     FP8_TRY(fp8_check_flag(call, "accumulate_dw", args->accumulate_dw));
     split_backward(layer->plan, args, b);

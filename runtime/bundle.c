@@ -11,9 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "runtime/internal.h"
 
 /* ---- arena ---- */
@@ -112,9 +109,8 @@ static fp8_status check_cubin(const char *path, const struct fp8_cubin *cubin, c
                         "%s has %zu bytes, the manifest says %" PRId64
                         ": it is truncated or of another build; rebuild the bundle",
                         path, size, cubin->bytes);
-    XXH128_hash_t hash = XXH3_128bits(data, size);
     char text[33];
-    snprintf(text, sizeof text, "%016" PRIx64 "%016" PRIx64, hash.high64, hash.low64);
+    fp8_hash_text(data, size, text);
     if (strcmp(text, cubin->xxh128) != 0)
         return fp8_fail(
             FP8_ERR_BUNDLE,

@@ -118,13 +118,9 @@ void fp8_comm_destroy(fp8_comm *comm)
 
 fp8_status fp8_comm_describe(const fp8_comm *comm, fp8_comm_info *info)
 {
-    if (!comm || !info)
-        return fp8_fail(FP8_ERR_ARGUMENT, "comm_describe: %s is NULL", comm ? "info" : "comm");
-    if (info->size != sizeof *info)
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "comm_describe: info->size is %u, this library's is %zu; set it before the "
-                        "call",
-                        info->size, sizeof *info);
+    if (!comm)
+        return fp8_fail(FP8_ERR_ARGUMENT, "comm_describe: comm is NULL");
+    FP8_TRY(fp8_check_answer("comm_describe", "info", info, sizeof *info));
     *info = (fp8_comm_info){
         .size = sizeof *info,
         .rank = comm->rank,

@@ -231,13 +231,9 @@ void fp8_context_destroy(fp8_context *context)
 
 fp8_status fp8_context_info(const fp8_context *context, fp8_device_info *info)
 {
-    if (!context || !info)
-        return fp8_fail(FP8_ERR_ARGUMENT, "context_info: %s is NULL", context ? "info" : "context");
-    if (info->size != sizeof *info)
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "context_info: info->size is %u, this library's is %zu; set it to "
-                        "sizeof(fp8_device_info)",
-                        info->size, sizeof *info);
+    if (!context)
+        return fp8_fail(FP8_ERR_ARGUMENT, "context_info: context is NULL");
+    FP8_TRY(fp8_check_answer("context_info", "info", info, sizeof *info));
     memset(info, 0, sizeof *info);
     info->size = sizeof *info;
     info->device = context->device;

@@ -230,8 +230,6 @@ static void fill_recipe(fp8_layer_description *d)
     d->calibrate = is_delayed ? d->calibrate : 0;
 }
 
-/* The same description with nothing left to defaults, so that equal ones are equal field by
- * field. */
 fp8_layer_description fp8_description_fill(const fp8_layer_description *given)
 {
     fp8_layer_description d = *given;
@@ -272,7 +270,6 @@ bool fp8_description_equal(const fp8_layer_description *a, const fp8_layer_descr
            same_text(a->layer, b->layer) && same_text(a->spec, b->spec);
 }
 
-/* "layer 4096 x 14336 (K x N)" into text; returns text. */
 const char *fp8_description_name(const fp8_layer_description *d, char text[128])
 {
     if (d->spec)
@@ -284,11 +281,6 @@ const char *fp8_description_name(const fp8_layer_description *d, char text[128])
 }
 
 /* ---- does a layer of a bundle fit? ---- */
-
-static bool fits_dtype(const struct fp8_layer_plan *plan, enum fp8_slot slot, fp8_dtype dtype)
-{
-    return plan->slots[slot] >= 0 && plan->buffers[plan->slots[slot]].dtype == dtype;
-}
 
 static bool fits_accumulation(const struct fp8_layer_plan *plan, fp8_pass pass,
                               fp8_accumulation accumulation)
@@ -329,6 +321,8 @@ bool fp8_description_fits(const struct fp8_layer_plan *plan, const fp8_layer_des
     return plan->in_features == d->in_features && plan->out_features == d->out_features &&
            plan->max_tokens >= d->max_tokens && plan->has_bias == (d->has_bias != 0) &&
            (!d->shards || plan->shard.ranks > 1) && fits_recipe(plan, d) &&
-           fits_dtype(plan, FP8_SLOT_W, d->w_dtype) && fits_dtype(plan, FP8_SLOT_Y, d->y_dtype) &&
-           fits_dtype(plan, FP8_SLOT_DX, d->dx_dtype) && fits_dtype(plan, FP8_SLOT_DW, d->dw_dtype);
+           fp8_slot_dtype(plan, FP8_SLOT_W) == d->w_dtype &&
+           fp8_slot_dtype(plan, FP8_SLOT_Y) == d->y_dtype &&
+           fp8_slot_dtype(plan, FP8_SLOT_DX) == d->dx_dtype &&
+           fp8_slot_dtype(plan, FP8_SLOT_DW) == d->dw_dtype;
 }

@@ -67,7 +67,7 @@ void fp8_frame_state(struct fp8_frame *frame, fp8_role role, const fp8_call *cal
     const int8_t *places = frame->layer->plan->places;
     if (!state)
         return;
-    int64_t tensor = 3 * (int64_t)call->state_layer + (int)role - FP8_ROLE_X;
+    int64_t tensor = fp8_state_tensor(call->state_layer, role);
     bool evaluate = call->flags & FP8_CALL_EVALUATE;
     void *const addresses[FP8_PLACE_COUNT] = {
         [FP8_PLACE_SCALE] = state->scale + tensor,

@@ -263,8 +263,7 @@ int fp8_lt_ask(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,
         if (results[i].state != CUBLAS_STATUS_SUCCESS ||
             results[i].workspaceSize > problem->workspace_bytes)
             continue;
-        choices[kept].algo = results[i].algo;
-        choices[kept++].workspace_bytes = results[i].workspaceSize;
+        choices[kept++].algo = results[i].algo;
     }
     return kept;
 }
@@ -282,7 +281,7 @@ bool fp8_lt_check(const struct fp8_lt *lt, const struct fp8_lt_problem *problem,
             CUBLAS_STATUS_SUCCESS ||
         result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > problem->workspace_bytes)
         return false;
-    *choice = (struct fp8_lt_choice){ given, result.workspaceSize };
+    choice->algo = given;
     return true;
 }
 

@@ -42,7 +42,6 @@ struct fp8_lt_problem {
 
 struct fp8_lt_choice {
     cublasLtMatmulAlgo_t algo;
-    size_t workspace_bytes;
 };
 
 /* Up to `most` algorithms, best first, for pointers of at least the alignments that every call has;

@@ -7,6 +7,7 @@
  * it. Along the other dim such scales are no vector of a copy: only the row copy can be had, but where
  * a layer has scales by shard, whose parts end at multiples of 128 rows (fp8_transpose).
  */
+#include <float.h>
 #include <string.h>
 
 #include "runtime/internal.h"
@@ -18,7 +19,7 @@ static fp8_status check_scales(const fp8_import_args *args)
                         args->count, (const void *)args->scale_inv);
     for (int32_t i = 0; i < args->count; i++) {
         float scale = args->scale_inv[i];
-        if (!(scale > 0.0f) || scale > 3.402823466e38f || 1.0f / scale > 3.402823466e38f)
+        if (!(scale > 0.0f) || scale > FLT_MAX || 1.0f / scale > FLT_MAX)
             return fp8_fail(FP8_ERR_ARGUMENT,
                             "import: scale_inv[%d] is %g; every stretch of rows needs a positive, "
                             "finite scale with a finite inverse",

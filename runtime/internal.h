@@ -212,6 +212,11 @@ void fp8_operand_clear(fp8_operand *operand);
 /* The view of a filled operand's memory; nothing is checked. */
 void fp8_operand_layout(const fp8_operand *operand, fp8_operand_view *view);
 
+/* primitives.c: the transposed copy of an operand from its row copy, both in its memory, of which
+ * no workspace is used. The context is entered. */
+fp8_status fp8_transpose_operand(const struct fp8_layer *layer, const fp8_operand *operand,
+                                 const fp8_call *call);
+
 /* ---- argument checks (tensor.c) ---- */
 
 /* Where a check stands: the call it speaks for ("fprop"), its layer. */
@@ -225,6 +230,8 @@ struct fp8_check {
  * reserved0 is 0 where the struct has none. */
 fp8_status fp8_check_args(const char *call, const struct fp8_layer *layer, const void *args,
                           size_t size, const uint64_t *reserved, uint32_t reserved0);
+/* The size field of a struct that a query fills. */
+fp8_status fp8_check_answer(const char *call, const char *name, const void *answer, size_t size);
 fp8_status fp8_check_tokens(const struct fp8_check *check, const char *what, int64_t tokens);
 /* Shape, dtype, stride, pointer and alignment of a tensor against the plan's buffer for `slot`. */
 fp8_status fp8_check_tensor(const struct fp8_check *check, enum fp8_slot slot,
@@ -312,6 +319,13 @@ fp8_status fp8_frame_enqueue(const struct fp8_frame *frame, fp8_pass pass, int f
 fp8_status fp8_frame_run(const struct fp8_frame *frame, fp8_pass pass, int first, int end);
 
 /* ---- delayed scaling state (state.c) ---- */
+
+enum { FP8_STATE_ROLES = 3 }; /* x, w, dy */
+/* The place of a layer's tensor in the arrays of a state. */
+static inline int64_t fp8_state_tensor(int32_t layer, fp8_role role)
+{
+    return FP8_STATE_ROLES * (int64_t)layer + (int64_t)role - FP8_ROLE_X;
+}
 
 struct fp8_state {
     struct fp8_context *context;

@@ -191,8 +191,8 @@ int64_t fp8_kernel_grid(const struct fp8_context *context, const struct fp8_kern
         ctas = fp8_min_i64(ctas, grid->ctas_per_sm * sms);
     if (grid->max_ctas > 0)
         ctas = fp8_min_i64(ctas, grid->max_ctas);
-    ctas = fp8_min_i64(ctas, INT32_MAX);
-    return kernel->cluster > 1 ? fp8_round_up(ctas, kernel->cluster) : ctas;
+    ctas = fp8_min_i64(ctas, INT32_MAX / kernel->cluster * kernel->cluster);
+    return fp8_round_up(ctas, kernel->cluster);
 }
 
 fp8_status fp8_kernel_launch(const struct fp8_context *context, const struct fp8_kernel *kernel,

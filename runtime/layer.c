@@ -145,28 +145,11 @@ void fp8_layer_destroy(fp8_layer *layer)
 
 /* ---- description ---- */
 
-static fp8_status check_struct(const char *call, const char *name, const void *out, size_t size)
-{
-    if (!out)
-        return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is NULL", call, name);
-    uint32_t given = *(const uint32_t *)out;
-    if (given != size)
-        return fp8_fail(FP8_ERR_ARGUMENT,
-                        "%s: %s->size is %u, this library's is %zu; set it before the call", call,
-                        name, given, size);
-    return FP8_OK;
-}
-
-static fp8_dtype slot_dtype(const struct fp8_layer_plan *plan, enum fp8_slot slot)
-{
-    return plan->slots[slot] < 0 ? FP8_DTYPE_NONE : plan->buffers[plan->slots[slot]].dtype;
-}
-
 fp8_status fp8_layer_describe(const fp8_layer *layer, fp8_layer_info *info)
 {
     if (!layer)
         return fp8_fail(FP8_ERR_ARGUMENT, "layer_describe: layer is NULL");
-    FP8_TRY(check_struct("layer_describe", "info", info, sizeof *info));
+    FP8_TRY(fp8_check_answer("layer_describe", "info", info, sizeof *info));
     const struct fp8_layer_plan *plan = layer->plan;
     *info = (fp8_layer_info){
         .size = sizeof *info,
@@ -175,14 +158,14 @@ fp8_status fp8_layer_describe(const fp8_layer *layer, fp8_layer_info *info)
         .out_features = plan->out_features,
         .tokens = plan->tokens,
         .max_tokens = plan->max_tokens,
-        .x_dtype = slot_dtype(plan, FP8_SLOT_X),
-        .w_dtype = slot_dtype(plan, FP8_SLOT_W),
-        .y_dtype = slot_dtype(plan, FP8_SLOT_Y),
-        .dy_dtype = slot_dtype(plan, FP8_SLOT_DY),
-        .dx_dtype = slot_dtype(plan, FP8_SLOT_DX),
-        .dw_dtype = slot_dtype(plan, FP8_SLOT_DW),
-        .bias_dtype = slot_dtype(plan, FP8_SLOT_BIAS),
-        .dbias_dtype = slot_dtype(plan, FP8_SLOT_DBIAS),
+        .x_dtype = fp8_slot_dtype(plan, FP8_SLOT_X),
+        .w_dtype = fp8_slot_dtype(plan, FP8_SLOT_W),
+        .y_dtype = fp8_slot_dtype(plan, FP8_SLOT_Y),
+        .dy_dtype = fp8_slot_dtype(plan, FP8_SLOT_DY),
+        .dx_dtype = fp8_slot_dtype(plan, FP8_SLOT_DX),
+        .dw_dtype = fp8_slot_dtype(plan, FP8_SLOT_DW),
+        .bias_dtype = fp8_slot_dtype(plan, FP8_SLOT_BIAS),
+        .dbias_dtype = fp8_slot_dtype(plan, FP8_SLOT_DBIAS),
         .x_format = plan->formats[FP8_ROLE_X],
         .w_format = plan->formats[FP8_ROLE_W],
         .dy_format = plan->formats[FP8_ROLE_DY],
@@ -284,7 +267,7 @@ fp8_status fp8_layer_dispatch(const fp8_layer *layer, fp8_pass pass, int64_t tok
 {
     if (!layer)
         return fp8_fail(FP8_ERR_ARGUMENT, "layer_dispatch: layer is NULL");
-    FP8_TRY(check_struct("layer_dispatch", "dispatch", dispatch, sizeof *dispatch));
+    FP8_TRY(fp8_check_answer("layer_dispatch", "dispatch", dispatch, sizeof *dispatch));
     if ((unsigned)pass >= FP8_PASS_COUNT)
         return fp8_fail(FP8_ERR_ARGUMENT, "layer_dispatch: pass is %d; pass FP8_PASS_*", (int)pass);
     const struct fp8_check check = { .call = "layer_dispatch", .plan = layer->plan };

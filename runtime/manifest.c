@@ -77,7 +77,7 @@ static fp8_status read_layers(struct fp8_reader *reader, const json_t *root,
     return FP8_OK;
 }
 
-static void hash_text(const char *data, size_t size, char text[33])
+void fp8_hash_text(const void *data, size_t size, char text[33])
 {
     XXH128_hash_t hash = XXH3_128bits(data, size);
     snprintf(text, 33, "%016" PRIx64 "%016" PRIx64, hash.high64, hash.low64);
@@ -115,7 +115,7 @@ static fp8_status compare_text(const char *text, size_t length, const char *dige
     if (at) {
         rest -= (size_t)size;
         memmove(at, at + size, rest - (size_t)(at - compact));
-        hash_text(compact, rest, found);
+        fp8_hash_text(compact, rest, found);
     }
     fp8_release(compact);
     *same = at && strcmp(found, digest) == 0;
@@ -142,7 +142,7 @@ static fp8_status check_digest(const struct fp8_reader *reader, const json_t *ro
     if (!compact)
         return fp8_fail_memory("the digest of a manifest", 0);
     char text[33];
-    hash_text(compact, strlen(compact), text);
+    fp8_hash_text(compact, strlen(compact), text);
     free(compact);
     if (strcmp(text, digest) != 0)
         return fp8_read_bad(reader, "the manifest was altered: its digest is %s, it says %.40s",

@@ -159,6 +159,14 @@ fp8_status fp8_model_prefetch(fp8_model *model, int32_t layer, fp8_pass pass);
 /* That the pass reads weights. */
 fp8_status fp8_model_check_pass(const char *call, fp8_pass pass);
 
+/* ---- hooks (model_hold.c) ---- */
+
+/* What a hook is told: everything but is_bias and copies. */
+fp8_hook_request fp8_model_request(const fp8_model *model, int32_t layer, fp8_pass pass,
+                                   fp8_dtype dtype, fp8_stream stream);
+/* Its own status, with a sentence that names the hook and the layer, or FP8_OK. */
+fp8_status fp8_model_hooked(const fp8_hook_request *request, const char *hook, fp8_status status);
+
 /* ---- holding (model_hold.c) ---- */
 
 /* The weight for a pass, its slot held until release: an operand or, with compute bf16, w itself;

@@ -54,9 +54,7 @@ static void add_dtypes(struct fields *fields, const struct fp8_layer_plan *plan)
                   { FP8_SLOT_DY, "dy_dtype" },     { FP8_SLOT_DX, "dx_dtype" },
                   { FP8_SLOT_DW, "dw_dtype" },     { FP8_SLOT_DBIAS, "dbias_dtype" } };
     for (size_t i = 0; i < sizeof slots / sizeof slots[0]; i++) {
-        const int buffer = plan->slots[slots[i].slot];
-        add_text(fields, slots[i].name,
-                 fp8_dtype_name(buffer < 0 ? FP8_DTYPE_NONE : plan->buffers[buffer].dtype));
+        add_text(fields, slots[i].name, fp8_dtype_name(fp8_slot_dtype(plan, slots[i].slot)));
     }
     add_text(fields, "x_format", fp8_dtype_name(plan->formats[FP8_ROLE_X]));
     add_text(fields, "w_format", fp8_dtype_name(plan->formats[FP8_ROLE_W]));

@@ -6,20 +6,29 @@
  * behind the rows that have arrived, once a gather. A weight of a hook needs a slot only if the
  * hook gives it in high precision.
  */
-
 #include "runtime/model.h"
 
 /* ---- hooks ---- */
 
-static fp8_hook_request request_of(const fp8_model *model, int32_t layer, fp8_pass pass,
-                                   fp8_stream stream)
+fp8_hook_request fp8_model_request(const fp8_model *model, int32_t layer, fp8_pass pass,
+                                   fp8_dtype dtype, fp8_stream stream)
 {
     fp8_hook_request request = { .size = sizeof request,
                                  .layer = layer,
                                  .name = model->weights[layer].name,
                                  .pass = pass,
+                                 .dtype = dtype,
                                  .stream = stream };
     return request;
+}
+
+fp8_status fp8_model_hooked(const fp8_hook_request *request, const char *hook, fp8_status status)
+{
+    if (status == FP8_OK)
+        return FP8_OK;
+    return fp8_fail(status, "%s of layer '%s': its %s hook returned %d (%s)%s",
+                    fp8_pass_name(request->pass), request->name, hook, (int)status,
+                    fp8_status_name(status), request->is_bias ? " for the bias" : "");
 }
 
 /* A weight in high precision is quantised into the slot, with its own version. */
@@ -46,14 +55,12 @@ static fp8_status hold_hooked(fp8_model *model, int32_t layer, fp8_pass pass, co
 {
     struct fp8_model_weight *weight = &model->weights[layer];
     fp8_weight_view view = { .size = sizeof view };
-    fp8_hook_request request = request_of(model, layer, pass, call->stream);
-    request.dtype = weight->plan->buffers[weight->plan->slots[FP8_SLOT_W]].dtype;
+    fp8_hook_request request = fp8_model_request(
+        model, layer, pass, fp8_slot_dtype(weight->plan, FP8_SLOT_W), call->stream);
     if (!weight->plan->is_bf16)
         request.copies = pass == FP8_PASS_FPROP ? FP8_COPY_ROW : FP8_COPY_TRANSPOSED;
-    fp8_status status = weight->hooks.weight(weight->hooks.user, &request, &view);
-    if (status != FP8_OK)
-        return fp8_fail(status, "%s of layer '%s': its weight hook returned %d (%s)",
-                        fp8_pass_name(pass), weight->name, (int)status, fp8_status_name(status));
+    FP8_TRY(fp8_model_hooked(&request, "weight",
+                             weight->hooks.weight(weight->hooks.user, &request, &view)));
     *operand = view.operand;
     if (weight->plan->is_bf16) {
         weight->tensor = view.tensor;
@@ -73,16 +80,14 @@ fp8_status fp8_model_bias(fp8_model *model, int32_t layer, const fp8_call *call,
     struct fp8_model_weight *weight = &model->weights[layer];
     if (!weight->plan->has_bias || *bias)
         return FP8_OK;
-    const fp8_dtype dtype = weight->plan->buffers[weight->plan->slots[FP8_SLOT_BIAS]].dtype;
+    const fp8_dtype dtype = fp8_slot_dtype(weight->plan, FP8_SLOT_BIAS);
     if (weight->is_hooked) {
         fp8_weight_view view = { .size = sizeof view };
-        fp8_hook_request request = request_of(model, layer, FP8_PASS_FPROP, call->stream);
+        fp8_hook_request request =
+            fp8_model_request(model, layer, FP8_PASS_FPROP, dtype, call->stream);
         request.is_bias = 1;
-        request.dtype = dtype;
-        fp8_status status = weight->hooks.weight(weight->hooks.user, &request, &view);
-        if (status != FP8_OK)
-            return fp8_fail(status, "fprop of layer '%s': its weight hook returned %d for the bias",
-                            weight->name, (int)status);
+        FP8_TRY(fp8_model_hooked(&request, "weight",
+                                 weight->hooks.weight(weight->hooks.user, &request, &view)));
         *memory = view.tensor;
         *bias = memory;
         return FP8_OK;
@@ -110,7 +115,7 @@ static fp8_status transpose(fp8_model *model, int32_t layer, const fp8_call *cal
     fp8_operand both = weight->operand;
     both.copies = FP8_COPY_BOTH;
     int span = fp8_model_begin(model, "transpose", layer, false, call->stream);
-    FP8_TRY(fp8_shard_transpose(weight->layer, &both, call));
+    FP8_TRY(fp8_transpose_operand(weight->layer, &both, call));
     fp8_model_end(model, span, call->stream);
     weight->operand = both;
     return FP8_OK;

@@ -4,7 +4,7 @@
  *
  * In: the args of the layer's own passes, without a weight. Out: the same passes, and on the
  * model's stream the gathers ahead and the reduce-scatters behind. Backward is quantize_dy, wgrad,
- * the start of the reduce- scatter, dgrad, so that the sum over the ranks runs beside dgrad and the
+ * the start of the reduce-scatter, dgrad, so that the sum over the ranks runs beside dgrad and the
  * layer before. The whole gradient lies in one of two buffers (or in the caller's accumulator) and
  * is reduced in place, or sent in parts whose sum is taken here; rows that exist on no rank are
  * reduced too and never looked at.
@@ -15,24 +15,6 @@
 #include "runtime/host.h"
 #include "runtime/model.h"
 
-static fp8_dtype slot_dtype(const struct fp8_model_weight *weight, enum fp8_slot slot)
-{
-    const int buffer = weight->plan->slots[slot];
-    return buffer < 0 ? FP8_DTYPE_NONE : weight->plan->buffers[buffer].dtype;
-}
-
-static fp8_hook_request request_of(const fp8_model *model, int32_t layer, fp8_pass pass,
-                                   fp8_dtype dtype, fp8_stream stream)
-{
-    fp8_hook_request request = { .size = sizeof request,
-                                 .layer = layer,
-                                 .name = model->weights[layer].name,
-                                 .pass = pass,
-                                 .dtype = dtype,
-                                 .stream = stream };
-    return request;
-}
-
 static fp8_status call_tensor_hook(const fp8_model *model, int32_t layer, fp8_pass pass,
                                    fp8_tensor *tensor, fp8_stream stream)
 {
@@ -41,13 +23,9 @@ static fp8_status call_tensor_hook(const fp8_model *model, int32_t layer, fp8_pa
     fp8_tensor_hook hook = is_output ? weight->hooks.output : weight->hooks.grad_output;
     if (!hook)
         return FP8_OK;
-    fp8_hook_request request = request_of(model, layer, pass, tensor->dtype, stream);
-    fp8_status status = hook(weight->hooks.user, &request, tensor);
-    if (status == FP8_OK)
-        return FP8_OK;
-    return fp8_fail(status, "%s of layer '%s': its %s hook returned %d (%s)", fp8_pass_name(pass),
-                    weight->name, is_output ? "output" : "grad_output", (int)status,
-                    fp8_status_name(status));
+    fp8_hook_request request = fp8_model_request(model, layer, pass, tensor->dtype, stream);
+    return fp8_model_hooked(&request, is_output ? "output" : "grad_output",
+                            hook(weight->hooks.user, &request, tensor));
 }
 
 /* ---- fprop ---- */
@@ -137,7 +115,7 @@ static fp8_status place_grads(struct backward *b)
                               .rows = n,
                               .cols = k,
                               .ld = k,
-                              .dtype = slot_dtype(b->weight, FP8_SLOT_DW) };
+                              .dtype = fp8_slot_dtype(b->weight->plan, FP8_SLOT_DW) };
     if (b->passes->dbias)
         b->dbias = *b->passes->dbias;
     else if (wants_dbias(b))
@@ -238,12 +216,9 @@ static fp8_status call_grad_hook(struct backward *b, fp8_pass pass, const fp8_te
     const fp8_stream stream = b->passes->call.stream;
     if (!grad->data)
         return FP8_OK;
-    fp8_hook_request request = request_of(b->model, b->layer, pass, grad->dtype, stream);
+    fp8_hook_request request = fp8_model_request(b->model, b->layer, pass, grad->dtype, stream);
     request.is_bias = pass == FP8_PASS_QUANTIZE_DY;
-    fp8_status status = hooks->grad(hooks->user, &request, grad, &done);
-    if (status != FP8_OK)
-        return fp8_fail(status, "%s of layer '%s': its grad hook returned %d (%s)",
-                        fp8_pass_name(pass), b->weight->name, (int)status, fp8_status_name(status));
+    FP8_TRY(fp8_model_hooked(&request, "grad", hooks->grad(hooks->user, &request, grad, &done)));
     if (!b->grad)
         return FP8_OK;
     /* Free behind the hook's event and behind what it enqueued: both on our stream. */
@@ -429,7 +404,7 @@ static fp8_status check_shard(const struct backward *b, const char *name, const 
 {
     const struct fp8_check check = { .call = "model_backward", .plan = b->weight->plan };
     const int64_t count = b->weight->shard.count;
-    const fp8_dtype whole = is_bias ? FP8_DTYPE_FP32 : slot_dtype(b->weight, FP8_SLOT_DW);
+    const fp8_dtype whole = is_bias ? FP8_DTYPE_FP32 : fp8_slot_dtype(b->weight->plan, FP8_SLOT_DW);
     if (b->weight->is_hooked || !b->model->comm)
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "%s: %s of layer '%s' is given, but a hook has its weight, so there are no "

@@ -38,11 +38,10 @@ static fp8_shard_args shard_args(const fp8_model *model, const fp8_model_update_
 static fp8_status check_bias(const struct fp8_model_weight *weight, const fp8_tensor *bias)
 {
     const struct fp8_check check = { .call = "model_update", .plan = weight->plan };
-    const int slot = weight->plan->slots[FP8_SLOT_BIAS];
     if (weight->shard.count == 0)
         return FP8_OK;
     return fp8_check_matrix(&check, "bias", bias, 1, weight->shard.count,
-                            weight->plan->buffers[slot].dtype);
+                            fp8_slot_dtype(weight->plan, FP8_SLOT_BIAS));
 }
 
 static fp8_status check_update(fp8_model *model, const fp8_model_update_args *args)

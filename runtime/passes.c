@@ -32,10 +32,7 @@ static fp8_status check_refresh(const struct fp8_check *check, const uint32_t *r
                         "%s: refresh is given, but the weight steps of layer '%s' do not take it; "
                         "rebuild the bundle, or pass NULL",
                         check->call, check->plan->name);
-    if ((uintptr_t)refresh % sizeof *refresh)
-        return fp8_fail(FP8_ERR_ALIGNMENT, "%s: refresh is %p, which is not a multiple of 4",
-                        check->call, (const void *)refresh);
-    return FP8_OK;
+    return fp8_check_word(check->call, "refresh", refresh);
 }
 
 static fp8_pass weight_pass(const fp8_weight_args *args)

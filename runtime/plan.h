@@ -311,6 +311,18 @@ struct fp8_layer_plan {
     const struct fp8_kernel *roll;      /* NULL: not delayed */
 };
 
+/* The word of its recipe, or "compute bf16". */
+static inline const char *fp8_plan_recipe_name(const struct fp8_layer_plan *plan)
+{
+    return plan->is_bf16 ? "compute bf16" : fp8_recipe_names[plan->recipe.kind];
+}
+
+/* Of a caller's tensor; none if the layer has no such tensor. */
+static inline fp8_dtype fp8_slot_dtype(const struct fp8_layer_plan *plan, enum fp8_slot slot)
+{
+    return plan->slots[slot] < 0 ? FP8_DTYPE_NONE : plan->buffers[plan->slots[slot]].dtype;
+}
+
 static inline const struct fp8_kernel *fp8_dequantize_kernel(const struct fp8_layer_plan *plan,
                                                              fp8_dtype format, fp8_scaling scaling)
 {
@@ -339,6 +351,8 @@ struct fp8_manifest {
     struct fp8_layer_plan *layers;
 };
 
+/* manifest.c: the xxh128 of some bytes, as 32 hex digits. */
+void fp8_hash_text(const void *data, size_t size, char text[33]);
 /* Parses and checks the text of a manifest; `path` names it in messages. Strings and arrays are in
  * the arena, which the caller releases on failure too. FP8_ERR_BUNDLE, FP8_ERR_MEMORY. */
 fp8_status fp8_manifest_parse(const char *path, const char *text, size_t length,

@@ -6,6 +6,7 @@
  * one alone, amax the cast of a given amax without a target. transpose and dequantize are no steps;
  * their arguments are made here.
  */
+#include "runtime/host.h"
 #include "runtime/internal.h"
 
 static fp8_status check_role(const char *call, fp8_role role)
@@ -59,9 +60,7 @@ static fp8_status check_quantize(const fp8_layer *layer, const fp8_quantize_args
     if (*copies == 0)
         return fp8_fail(FP8_ERR_UNSUPPORTED,
                         "%s: layer '%s' (%s) has no such copy of %s; quantise with another layer",
-                        call, layer->plan->name,
-                        layer->plan->is_bf16 ? "compute bf16"
-                                             : fp8_recipe_names[layer->plan->recipe.kind],
+                        call, layer->plan->name, fp8_plan_recipe_name(layer->plan),
                         fp8_role_names[args->role]);
     FP8_TRY(check_source(&check, args->role, args->source, tokens));
     FP8_TRY(fp8_check_target(&check, "operand", args->role, *copies, args->operand));
@@ -167,17 +166,26 @@ fp8_status fp8_amax(const fp8_layer *layer, const fp8_amax_args *args)
 
 /* ---- transpose ---- */
 
+/* A filled operand of whichever role, of whose rows M is taken; its copies are for the caller. */
+static fp8_status check_any_operand(struct fp8_check *check, const fp8_operand *operand)
+{
+    FP8_TRY(fp8_check_quantises(check));
+    FP8_TRY(fp8_check_operand_struct(check->call, "operand", operand));
+    if (operand->role == FP8_ROLE_NONE)
+        return fp8_fail(FP8_ERR_OPERAND, "%s: operand is not filled", check->call);
+    FP8_TRY(check_role(check->call, operand->role));
+    check->tokens = operand->rows;
+    return operand->role == FP8_ROLE_W ? FP8_OK
+                                       : fp8_check_tokens(check, "operand->rows", operand->rows);
+}
+
 static fp8_status check_transpose(const fp8_layer *layer, const fp8_transpose_args *args)
 {
     const char *call = "transpose";
     FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL,
                            args ? args->reserved0 : 0));
     struct fp8_check check = { .call = call, .plan = layer->plan };
-    FP8_TRY(fp8_check_quantises(&check));
-    FP8_TRY(fp8_check_operand_struct(call, "operand", args->operand));
-    if (args->operand->role == FP8_ROLE_NONE)
-        return fp8_fail(FP8_ERR_OPERAND, "%s: operand is not filled", call);
-    FP8_TRY(check_role(call, args->operand->role));
+    FP8_TRY(check_any_operand(&check, args->operand));
     const fp8_scaling *scalings = layer->plan->scalings[args->operand->role];
     const bool by_shard = layer->plan->shard.own_scales && args->operand->role == FP8_ROLE_W;
     if (!layer->plan->transpose ||
@@ -189,12 +197,40 @@ static fp8_status check_transpose(const fp8_layer *layer, const fp8_transpose_ar
             "both from the tensor",
             call, fp8_role_names[args->operand->role], layer->plan->name,
             fp8_recipe_names[layer->plan->recipe.kind]);
-    check.tokens = args->operand->rows;
-    if (args->operand->role != FP8_ROLE_W)
-        FP8_TRY(fp8_check_tokens(&check, "operand->rows", check.tokens));
     FP8_TRY(fp8_check_filled(&check, "operand", args->operand->role, FP8_COPY_ROW, args->operand));
     FP8_TRY(fp8_check_target(&check, "operand", args->operand->role, FP8_COPY_BOTH, args->operand));
     return fp8_check_stream(call, &args->call);
+}
+
+fp8_status fp8_transpose_operand(const fp8_layer *layer, const fp8_operand *operand,
+                                 const fp8_call *call)
+{
+    fp8_operand_view view;
+    fp8_operand_layout(operand, &view);
+    const fp8_value values[FP8_TRANSPOSE_ARG_COUNT] = {
+        [FP8_TRANSPOSE_source].p = view.row,
+        [FP8_TRANSPOSE_source_ld].i = view.row_ld,
+        [FP8_TRANSPOSE_rows].i = operand->rows,
+        [FP8_TRANSPOSE_cols].i = operand->cols,
+        [FP8_TRANSPOSE_transposed].p = view.transposed,
+        [FP8_TRANSPOSE_transposed_ld].i = view.transposed_ld,
+        [FP8_TRANSPOSE_transposed_rows].i = fp8_round_up(operand->cols, FP8_PAD_ROWS),
+        [FP8_TRANSPOSE_scales].p = view.row_scales,
+        [FP8_TRANSPOSE_scales_ld].i =
+            operand->row_scaling == FP8_SCALING_ROW ? 0 : view.row_scales_ld,
+        [FP8_TRANSPOSE_transposed_scales].p = view.transposed_scales,
+        [FP8_TRANSPOSE_transposed_scales_ld].i = view.transposed_scales_ld,
+    };
+    if (operand->rows == 0)
+        return FP8_OK;
+    if (layer->context->is_host)
+        return fp8_host_run(layer->context->pool, FP8_OP_TRANSPOSE, NULL, values);
+    if (layer->plan->transpose)
+        return fp8_kernel_run(layer->context, layer->plan->transpose, values, call->stream,
+                              fp8_sms_of_call(layer->context, call->max_sms));
+    return fp8_fail(FP8_ERR_UNSUPPORTED,
+                    "the bundle has no kernel that transposes the weight of layer '%s'; rebuild it",
+                    layer->plan->name);
 }
 
 fp8_status fp8_transpose(const fp8_layer *layer, const fp8_transpose_args *args)
@@ -206,27 +242,10 @@ fp8_status fp8_transpose(const fp8_layer *layer, const fp8_transpose_args *args)
         return FP8_OK;
     fp8_operand filled = *args->operand;
     filled.copies = FP8_COPY_BOTH;
-    fp8_operand_view view;
-    fp8_operand_layout(&filled, &view);
-    const fp8_value values[FP8_TRANSPOSE_ARG_COUNT] = {
-        [FP8_TRANSPOSE_source].p = view.row,
-        [FP8_TRANSPOSE_source_ld].i = view.row_ld,
-        [FP8_TRANSPOSE_rows].i = filled.rows,
-        [FP8_TRANSPOSE_cols].i = filled.cols,
-        [FP8_TRANSPOSE_transposed].p = view.transposed,
-        [FP8_TRANSPOSE_transposed_ld].i = view.transposed_ld,
-        [FP8_TRANSPOSE_transposed_rows].i = fp8_round_up(filled.cols, FP8_PAD_ROWS),
-        [FP8_TRANSPOSE_scales].p = view.row_scales,
-        [FP8_TRANSPOSE_scales_ld].i =
-            filled.row_scaling == FP8_SCALING_ROW ? 0 : view.row_scales_ld,
-        [FP8_TRANSPOSE_transposed_scales].p = view.transposed_scales,
-        [FP8_TRANSPOSE_transposed_scales_ld].i = view.transposed_scales_ld,
-    };
     bool pushed;
     status = fp8_context_enter(layer->context, &pushed);
-    if (status == FP8_OK && filled.rows > 0)
-        status = fp8_kernel_run(layer->context, layer->plan->transpose, values, args->call.stream,
-                                fp8_sms_of_call(layer->context, args->call.max_sms));
+    if (status == FP8_OK)
+        status = fp8_transpose_operand(layer, &filled, &args->call);
     fp8_context_leave(layer->context, pushed);
     if (status == FP8_OK)
         *args->operand = filled;
@@ -241,21 +260,12 @@ static fp8_status check_dequantize(const fp8_layer *layer, const fp8_dequantize_
     FP8_TRY(fp8_check_args(call, layer, args, sizeof *args, args ? args->reserved : NULL,
                            args ? args->reserved0 : 0));
     struct fp8_check check = { .call = call, .plan = layer->plan };
-    FP8_TRY(fp8_check_quantises(&check));
-    FP8_TRY(fp8_check_operand_struct(call, "operand", args->operand));
-    if (args->operand->role == FP8_ROLE_NONE)
-        return fp8_fail(FP8_ERR_OPERAND, "%s: operand is not filled", call);
-    FP8_TRY(check_role(call, args->operand->role));
-    const int64_t rows = args->operand->rows;
-    if (args->operand->role != FP8_ROLE_W) {
-        FP8_TRY(fp8_check_tokens(&check, "operand->rows", rows));
-        check.tokens = rows;
-    }
+    FP8_TRY(check_any_operand(&check, args->operand));
     FP8_TRY(fp8_check_filled(&check, "operand", args->operand->role, 0, args->operand));
     if (args->operand->copies == 0)
         return fp8_fail(FP8_ERR_OPERAND, "%s: operand has no copy; fill it with one", call);
-    FP8_TRY(fp8_check_matrix(&check, "target", args->target, rows, args->operand->cols,
-                             FP8_DTYPE_FP32));
+    FP8_TRY(fp8_check_matrix(&check, "target", args->target, args->operand->rows,
+                             args->operand->cols, FP8_DTYPE_FP32));
     return fp8_check_stream(call, &args->call);
 }
 

@@ -501,8 +501,10 @@ fp8_status fp8_context_layer(fp8_context *context, const fp8_layer_description *
     *layer = NULL;
     if (!context)
         return fp8_fail(FP8_ERR_ARGUMENT, "context_layer: context is NULL");
-    FP8_TRY(fp8_description_check("context_layer", description));
-    return fp8_report(context, get_layer(context, description, false, layer));
+    fp8_status status = fp8_description_check("context_layer", description);
+    if (status == FP8_OK)
+        status = get_layer(context, description, false, layer);
+    return fp8_report(context, status);
 }
 
 /* ---- preparing many ---- */
@@ -543,7 +545,7 @@ static void run_preparation(struct preparation *p)
     pthread_t threads[WORKERS_MAX];
     int started = 0;
     while (started < WORKERS_MAX - 1 && (size_t)started + 1 < p->count &&
-           pthread_create(&threads[started], NULL, prepare_thread, p) == 0)
+           fp8_thread_start(&threads[started], prepare_thread, p) == 0)
         started++;
     prepare_thread(p); /* this thread works too, so that all get done whatever could be started */
     for (int i = 0; i < started; i++)

@@ -186,7 +186,7 @@ static fp8_status check_source(const struct fp8_check *check, const fp8_shard_ar
             (long long)shape->chunk, rows ? "rows" : "elements");
     if (args->count == 0)
         return FP8_OK;
-    fp8_dtype dtype = check->plan->buffers[check->plan->slots[FP8_SLOT_W]].dtype;
+    fp8_dtype dtype = fp8_slot_dtype(check->plan, FP8_SLOT_W);
     return rows ? fp8_check_matrix(check, "source", args->source, args->count,
                                    check->plan->in_features, dtype)
                 : fp8_check_matrix(check, "source", args->source, 1, args->count, dtype);
@@ -269,8 +269,7 @@ static fp8_status cast_rows(const fp8_layer *layer, const fp8_shard_args *args, 
 static fp8_status cast_elements(const fp8_layer *layer, const fp8_shard_args *args,
                                 const float *amax, struct target to, size_t *end)
 {
-    const size_t element =
-        fp8_dtype_bytes(layer->plan->buffers[layer->plan->slots[FP8_SLOT_W]].dtype);
+    const size_t element = fp8_dtype_bytes(fp8_slot_dtype(layer->plan, FP8_SLOT_W));
     const int64_t rows = args->count / FLAT, rest = args->count % FLAT;
     struct matrix from = { args->source->data, FLAT, rows, FLAT };
     to.row_ld = FLAT;

@@ -37,11 +37,6 @@ struct fp8_shard_shape {
 fp8_status fp8_shard_shape_of(const char *call, const fp8_layer *layer,
                               const fp8_sharding *sharding, struct fp8_shard_shape *shape);
 
-/* shard_unpack.c: the transposed copy of a weight from its row copy, both in `operand`'s memory.
- * The workspace is not used. Enters no context: the caller has. */
-fp8_status fp8_shard_transpose(const fp8_layer *layer, const fp8_operand *operand,
-                               const fp8_call *call);
-
 /* ---- scales by row, transposed parts (shard_rows.c); the context is entered ---- */
 
 bool fp8_shard_has_rows(const struct fp8_layer_plan *plan);

@@ -5,7 +5,6 @@
  * longer than a shard. Out: the operand that the passes read, the same bytes as on one GPU: rows and scales copied to their
  * places, pads zeroed, and the transposed copy brought along or made from the rows.
  */
-#include "runtime/host.h"
 #include "runtime/shard.h"
 
 /* ---- checks ---- */
@@ -158,7 +157,7 @@ static fp8_status run_unpack(const fp8_layer *layer, const fp8_unpack_args *args
     FP8_TRY(fp8_context_enter(layer->context, &pushed));
     fp8_status status = put_pieces(layer, args, shape, &view);
     if (status == FP8_OK && filled->copies & FP8_COPY_TRANSPOSED && !shape->is_turned)
-        status = fp8_shard_transpose(layer, filled, &args->call);
+        status = fp8_transpose_operand(layer, filled, &args->call);
     fp8_context_leave(layer->context, pushed);
     return status;
 }
@@ -177,34 +176,4 @@ fp8_status fp8_shard_unpack(const fp8_layer *layer, const fp8_unpack_args *args)
     if (status == FP8_OK)
         *args->weight = filled;
     return fp8_report(layer->context, status);
-}
-
-/* ---- the transposed copy ---- */
-
-fp8_status fp8_shard_transpose(const fp8_layer *layer, const fp8_operand *operand,
-                               const fp8_call *call)
-{
-    fp8_operand_view view;
-    FP8_TRY(fp8_operand_parts(operand, &view));
-    fp8_value values[FP8_OP_MAX_ARGS] = { 0 };
-    values[FP8_TRANSPOSE_source].p = view.row;
-    values[FP8_TRANSPOSE_source_ld].i = view.row_ld;
-    values[FP8_TRANSPOSE_rows].i = operand->rows;
-    values[FP8_TRANSPOSE_cols].i = operand->cols;
-    values[FP8_TRANSPOSE_transposed].p = view.transposed;
-    values[FP8_TRANSPOSE_transposed_ld].i = view.transposed_ld;
-    values[FP8_TRANSPOSE_transposed_rows].i = fp8_round_up(operand->cols, FP8_PAD_ROWS);
-    values[FP8_TRANSPOSE_scales].p = view.row_scales;
-    values[FP8_TRANSPOSE_scales_ld].i =
-        operand->row_scaling == FP8_SCALING_ROW ? 0 : view.row_scales_ld;
-    values[FP8_TRANSPOSE_transposed_scales].p = view.transposed_scales;
-    values[FP8_TRANSPOSE_transposed_scales_ld].i = view.transposed_scales_ld;
-    if (layer->context->is_host)
-        return fp8_host_transpose(layer->context->pool, values);
-    if (layer->plan->transpose)
-        return fp8_kernel_run(layer->context, layer->plan->transpose, values, call->stream,
-                              fp8_sms_of_call(layer->context, call->max_sms));
-    return fp8_fail(FP8_ERR_UNSUPPORTED,
-                    "the bundle has no kernel that transposes the weight of layer '%s'; rebuild it",
-                    layer->plan->name);
 }

@@ -8,13 +8,14 @@
  */
 #include "runtime/fp8_state.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
 #include "runtime/fp8_format.h"
 #include "runtime/internal.h"
 
-enum { ROLES = 3, DATA_VERSION = 1 };
+enum { DATA_VERSION = 1 };
 static const char magic[8] = { 'f', 'p', '8', 's', 't', 'a', 't', 'e' };
 
 struct data_header {
@@ -64,7 +65,7 @@ static void set_maxima(const struct fp8_state *state, struct fp8_state *image)
 {
     for (int32_t i = 0; i < state->layer_count; i++) {
         for (int role = FP8_ROLE_X; role <= FP8_ROLE_DY; role++)
-            image->maxima[ROLES * (int64_t)i + role - FP8_ROLE_X] =
+            image->maxima[fp8_state_tensor(i, (fp8_role)role)] =
                 maximum_of(state->layers[i]->plan, (fp8_role)role);
     }
 }
@@ -103,7 +104,7 @@ static fp8_status check_layer(const struct fp8_layer *first, const struct fp8_la
         return fp8_fail(
             FP8_ERR_ARGUMENT,
             "state_create: layers[%d], '%s', has %s, which keeps no state; leave it out", index,
-            plan->name, plan->is_bf16 ? "compute bf16" : fp8_recipe_names[b->kind]);
+            plan->name, fp8_plan_recipe_name(plan));
     if (layer->context != first->context)
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "state_create: layers[%d] is of another context than layers[0]; make a "
@@ -164,7 +165,7 @@ fp8_status fp8_state_create(const fp8_layer *const *layers, int32_t count, fp8_s
     made->context = layers[0]->context;
     made->roll = plan->roll;
     made->layer_count = count;
-    made->tensors = ROLES * (int64_t)count;
+    made->tensors = FP8_STATE_ROLES * (int64_t)count;
     made->length = plan->recipe.history_length;
     made->most_recent = plan->recipe.most_recent;
     made->power_of_two = plan->recipe.power_of_two;
@@ -241,14 +242,9 @@ fp8_status fp8_state_running(const fp8_state *state, float **running, int64_t *c
 
 fp8_status fp8_state_describe(const fp8_state *state, fp8_state_view *view)
 {
-    if (!state || !view)
-        return fp8_fail(FP8_ERR_ARGUMENT, "state_describe: %s is NULL", state ? "view" : "state");
-    if (view->size != sizeof *view)
-        return fp8_fail(
-            FP8_ERR_ARGUMENT,
-            "state_describe: view->size is %u, this library's is %zu; set it before the "
-            "call",
-            view->size, sizeof *view);
+    if (!state)
+        return fp8_fail(FP8_ERR_ARGUMENT, "state_describe: state is NULL");
+    FP8_TRY(fp8_check_answer("state_describe", "view", view, sizeof *view));
     *view = (fp8_state_view){
         .size = sizeof *view,
         .tensors = state->tensors,
@@ -356,7 +352,7 @@ fp8_status fp8_state_save(const fp8_state *state, void *data, size_t bytes, fp8_
     if (status == FP8_OK)
         write_data(&image, data);
     fp8_release(image.memory);
-    return status;
+    return fp8_report(state->context, status);
 }
 
 static fp8_status check_header(const struct fp8_state *state, const struct data_header *header,
@@ -381,7 +377,7 @@ static fp8_status check_header(const struct fp8_state *state, const struct data_
 
 static bool is_amax(float value)
 {
-    return value >= 0.0f && value <= 3.402823466e38f;
+    return value >= 0.0f && value <= FLT_MAX;
 }
 
 static fp8_status check_tensor_data(const struct data *d, const unsigned char *data, int64_t t)
@@ -462,5 +458,5 @@ fp8_status fp8_state_load(fp8_state *state, const void *data, size_t bytes, fp8_
     read_data(&d, data, &image);
     status = move(state, &image, true, stream);
     fp8_release(image.memory);
-    return status;
+    return fp8_report(state->context, status);
 }

@@ -38,6 +38,18 @@ fp8_status fp8_check_args(const char *call, const struct fp8_layer *layer, const
     return FP8_OK;
 }
 
+fp8_status fp8_check_answer(const char *call, const char *name, const void *answer, size_t size)
+{
+    if (!answer)
+        return fp8_fail(FP8_ERR_ARGUMENT, "%s: %s is NULL", call, name);
+    uint32_t given = *(const uint32_t *)answer;
+    if (given != size)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "%s: %s->size is %u, this library's is %zu; set it before the call", call,
+                        name, given, size);
+    return FP8_OK;
+}
+
 fp8_status fp8_check_tokens(const struct fp8_check *check, const char *what, int64_t tokens)
 {
     if (tokens < 0)
@@ -260,11 +272,6 @@ fp8_status fp8_check_copies(const struct fp8_check *check, fp8_role role, uint32
 
 /* ---- factors of products: operands, or the caller's own tensors ---- */
 
-static const char *multiplies(const struct fp8_layer_plan *plan)
-{
-    return plan->is_bf16 ? "compute bf16" : fp8_recipe_names[plan->recipe.kind];
-}
-
 fp8_status fp8_check_quantises(const struct fp8_check *check)
 {
     if (!check->plan->is_bf16)
@@ -287,14 +294,15 @@ fp8_status fp8_check_factor(const struct fp8_check *check, fp8_role role, uint32
             return fp8_fail(FP8_ERR_ARGUMENT,
                             "%s: the tensor %s is given, but layer '%s' (%s) multiplies the "
                             "quantised one here; pass NULL",
-                            check->call, fp8_role_names[role], plan->name, multiplies(plan));
+                            check->call, fp8_role_names[role], plan->name,
+                            fp8_plan_recipe_name(plan));
         return fp8_check_filled(check, name, role, copy, operand);
     }
     if (!tensor)
         return fp8_fail(
             FP8_ERR_ARGUMENT,
             "%s: the tensor %s is NULL, but layer '%s' (%s) multiplies it here; pass it",
-            check->call, fp8_role_names[role], plan->name, multiplies(plan));
+            check->call, fp8_role_names[role], plan->name, fp8_plan_recipe_name(plan));
     FP8_TRY(fp8_check_tensor(check, slots[role], tensor));
     return operand ? fp8_check_filled(check, name, role, 0, operand) : FP8_OK;
 }
@@ -323,7 +331,7 @@ fp8_status fp8_check_found_inf(const struct fp8_check *check, fp8_pass pass,
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "%s: found_inf is given, but layer '%s' (%s) quantises nothing here, so "
                         "that nothing looks for inf; pass NULL",
-                        check->call, check->plan->name, multiplies(check->plan));
+                        check->call, check->plan->name, fp8_plan_recipe_name(check->plan));
     return fp8_check_word(check->call, "found_inf", found_inf);
 }
 
@@ -335,7 +343,7 @@ fp8_status fp8_check_amax(const struct fp8_check *check, fp8_role role, const fl
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "%s: amax is given, but layer '%s' (%s) has no scale of the whole tensor; "
                         "pass NULL",
-                        check->call, check->plan->name, multiplies(check->plan));
+                        check->call, check->plan->name, fp8_plan_recipe_name(check->plan));
     return fp8_check_word(check->call, "amax", amax);
 }
 
@@ -369,7 +377,7 @@ static fp8_status check_given_state(const struct fp8_check *check, const struct 
     if (plan->places[FP8_PLACE_SCALE] < 0)
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "%s: call.state is given, but layer '%s' (%s) keeps none; pass NULL",
-                        check->call, plan->name, multiplies(plan));
+                        check->call, plan->name, fp8_plan_recipe_name(plan));
     if (call->state_layer < 0 || call->state_layer >= state->layer_count)
         return fp8_fail(FP8_ERR_ARGUMENT,
                         "%s: call.state_layer is %d, but the state was made for %d layers",
