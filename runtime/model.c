@@ -175,9 +175,17 @@ static size_t align(size_t bytes)
     return fp8_align_up(bytes, FP8_PART_ALIGN);
 }
 
-static fp8_dtype slot_dtype(const struct fp8_layer_plan *plan, enum fp8_slot slot)
+/* So many elements at most, pads of shards among them: then all sums of bytes below, of 65536 layers,
+ * stay far within 64 bits. */
+static fp8_status check_elements(const struct fp8_model_weight *weight, int64_t rows)
 {
-    return plan->slots[slot] < 0 ? FP8_DTYPE_NONE : plan->buffers[plan->slots[slot]].dtype;
+    static const int64_t most = (int64_t)1 << 40;
+    if (rows <= most / weight->plan->in_features)
+        return FP8_OK;
+    return fp8_fail(FP8_ERR_ARGUMENT,
+                    "model_create: the weight of layer '%s' has %lld rows of %lld elements, but a "
+                    "model's have at most 2^40 elements; split the layer",
+                    weight->name, (long long)rows, (long long)weight->plan->in_features);
 }
 
 static fp8_status describe_weight(const fp8_model *model, const fp8_model_layer *from,
@@ -192,12 +200,13 @@ static fp8_status describe_weight(const fp8_model *model, const fp8_model_layer 
     weight->is_hooked = weight->hooks.weight != NULL;
     FP8_TRY(fp8_layer_bytes(weight->layer, 0, FP8_BYTES_WEIGHT, &weight->operand_bytes));
     if (weight->is_hooked)
-        return FP8_OK;
+        return check_elements(weight, weight->plan->out_features);
     fp8_sharding sharding = FP8_SHARDING_INIT;
     sharding.rank = model->rank;
     sharding.ranks = model->ranks;
     sharding.transposed = model->transposed_shards;
     FP8_TRY(fp8_shard_shape_of("model_create", weight->layer, &sharding, &weight->shard));
+    FP8_TRY(check_elements(weight, model->ranks * weight->shard.chunk));
     if (weight->shard.is_turned) {
         const struct fp8_shape row = fp8_operand_shape(weight->plan, FP8_ROLE_W, 0, FP8_COPY_ROW);
         const struct fp8_shape turned =
@@ -206,8 +215,8 @@ static fp8_status describe_weight(const fp8_model *model, const fp8_model_layer 
         weight->turned_bytes = (size_t)fp8_operand_bytes(&turned);
     }
     if (weight->plan->has_bias)
-        weight->bias_bytes =
-            (size_t)weight->shard.chunk * fp8_dtype_bytes(slot_dtype(weight->plan, FP8_SLOT_BIAS));
+        weight->bias_bytes = (size_t)weight->shard.chunk *
+                             fp8_dtype_bytes(fp8_slot_dtype(weight->plan, FP8_SLOT_BIAS));
     return FP8_OK;
 }
 
@@ -261,7 +270,7 @@ static size_t grad_bytes(fp8_model *model)
         int64_t rows =
             weight->is_hooked ? weight->plan->out_features : model->ranks * weight->shard.chunk;
         size_t bytes = (size_t)(rows * weight->plan->in_features) *
-                       fp8_dtype_bytes(slot_dtype(weight->plan, FP8_SLOT_DW));
+                       fp8_dtype_bytes(fp8_slot_dtype(weight->plan, FP8_SLOT_DW));
         dw = bytes > dw ? bytes : dw;
         bytes = weight->plan->has_bias ? (size_t)rows * sizeof(float) : 0;
         dbias = bytes > dbias ? bytes : dbias;
@@ -347,7 +356,7 @@ static bool exchanges(const fp8_model_options *options)
         return options->reduce_by == FP8_REDUCE_EXCHANGE;
     for (int32_t i = 0; i < options->layer_count; i++) {
         const fp8_layer *layer = options->layers[i].layer;
-        const fp8_dtype dtype = slot_dtype(layer->plan, FP8_SLOT_DW);
+        const fp8_dtype dtype = fp8_slot_dtype(layer->plan, FP8_SLOT_DW);
         if (!fp8_model_sum(layer, dtype, dtype))
             return false; /* built for one rank */
     }

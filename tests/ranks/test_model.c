@@ -323,6 +323,53 @@ static void test_repeated_steps(void **state)
     }
 }
 
+static fp8_status no_weight(void *user, const fp8_hook_request *request, fp8_weight_view *view)
+{
+    (void)user, (void)request, (void)view;
+    return FP8_ERR_INTERNAL;
+}
+
+/* Extents that a layer may have, but no memory: refused before any size of them is summed. */
+static void test_too_large(void **state)
+{
+    (void)state;
+    static const char text[] = "return model \"m\" { tokens = 16, layers = {"
+                               "linear \"l\" { in_features = 1 << 28, out_features = 1 << 28 } } }";
+    char path[256];
+    fp8_context_options options = FP8_CONTEXT_OPTIONS_INIT;
+    fp8_context *context = NULL;
+    fp8_bundle *bundle_ = NULL;
+    fp8_layer *layer = NULL;
+    fp8_comm *comm = NULL;
+    fp8_comm_options alone = FP8_COMM_OPTIONS_INIT;
+    ranks_bundle(text, "none", path);
+    options.device = FP8_DEVICE_HOST;
+    assert_int_equal(fp8_context_create(&options, &context), FP8_OK);
+    assert_int_equal(fp8_bundle_open(context, path, &bundle_), FP8_OK);
+    assert_int_equal(fp8_layer_create(bundle_, "l", &layer), FP8_OK);
+    assert_int_equal(fp8_comm_create(context, &alone, &comm), FP8_OK);
+    for (int is_hooked = 0; is_hooked < 2; is_hooked++) {
+        fp8_hooks hooks = FP8_HOOKS_INIT;
+        hooks.weight = no_weight;
+        fp8_model_layer layers[] = { FP8_MODEL_LAYER_INIT };
+        layers[0].layer = layer;
+        layers[0].hooks = is_hooked ? &hooks : NULL;
+        fp8_model_options model = FP8_MODEL_OPTIONS_INIT;
+        model.context = context;
+        model.layers = layers;
+        model.layer_count = 1;
+        model.comm = is_hooked ? NULL : comm;
+        fp8_model_bytes bytes = { .size = sizeof bytes };
+        assert_int_equal(fp8_model_measure(&model, &bytes), FP8_ERR_ARGUMENT);
+        assert_non_null(strstr(fp8_last_error(), "layer 'l' has 268435456 rows of 268435456"));
+    }
+    fp8_comm_destroy(comm);
+    fp8_layer_destroy(layer);
+    fp8_bundle_close(bundle_);
+    fp8_context_destroy(context);
+    ranks_bundle_drop(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -343,6 +390,7 @@ int main(void)
         cmocka_unit_test(test_hooks),
         cmocka_unit_test(test_hooked_recipes),
         cmocka_unit_test(test_repeated_steps),
+        cmocka_unit_test(test_too_large),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
