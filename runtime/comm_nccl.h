@@ -1,6 +1,7 @@
 /*
  * comm_nccl.h - the communicator over NCCL as its rooms share it: made in comm_nccl_create.c, used
- * in comm_nccl.c, ended in comm_nccl_end.c; nccl_library.c opens the library. Not public.
+ * in comm_nccl.c, its memory in comm_nccl_window.c, ended in comm_nccl_end.c; nccl_library.c opens
+ * the library. Not public.
  */
 #ifndef FP8_COMM_NCCL_H
 #define FP8_COMM_NCCL_H
@@ -61,14 +62,27 @@ extern const struct fp8_transport fp8_nccl_transport;
 /* A call on a non-blocking communicator may still be under way when it returns: waits for it.
  * `what` is for messages; the lock is held. */
 fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what);
-/* Why gathers do not go through windows, or NULL. */
-const char *fp8_nccl_no_window(const struct nccl *nccl);
+/* Around calls that can hang: between the two the watcher may take the handle, once they last longer
+ * than the timeout. The lock is held. */
+void fp8_nccl_begin_call(struct nccl *nccl);
+/* FP8_ERR_TIMEOUT: it has taken it, whatever the call says, and the abort has ended or is left to
+ * itself. */
+fp8_status fp8_nccl_end_call(struct nccl *nccl, const char *what);
 /* Ends NCCL's part of it; whose the handle is, who therefore may call this, struct nccl says. Not at
  * its end after so many seconds: the device is stuck. On a device that is, nothing is done. */
 void fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds);
 void fp8_nccl_destroy(fp8_comm *comm);
 /* The body of the thread that watches. */
 void *fp8_nccl_watch(void *nccl);
+
+/* ---- memory (comm_nccl_window.c) ---- */
+
+/* Why gathers do not go through windows, or NULL. */
+const char *fp8_nccl_no_window(const struct nccl *nccl);
+/* As fp8_transport.alloc and free. */
+fp8_status fp8_nccl_alloc(fp8_comm *comm, const struct fp8_vote *vote, size_t bytes, void **memory);
+void fp8_nccl_free(fp8_comm *comm, void *memory);
+bool fp8_nccl_is_registered(const struct nccl *nccl, const void *memory);
 
 /* nccl_library.c: the process's NCCL, opened by the first call. FP8_ERR_LIBRARY. */
 fp8_status fp8_nccl_open(const struct fp8_nccl **table);
