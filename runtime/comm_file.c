@@ -41,7 +41,8 @@ static fp8_status path_of(char *text, const char *path, int32_t rank, const char
                      : snprintf(text, PATH, "%s.%d%s", path, rank, ending);
     if (n > 0 && n < PATH)
         return FP8_OK;
-    return fp8_fail(FP8_ERR_ARGUMENT, "comm_create: file is longer than %d bytes", PATH - 32);
+    return fp8_fail(FP8_ERR_ARGUMENT, "comm_create: file has %zu bytes, but at most %d fit",
+                    strlen(path), PATH - 40);
 }
 
 static bool write_all(int file, const void *data, size_t bytes)
@@ -204,6 +205,8 @@ static fp8_status take(const fp8_comm_options *options, double timeout, struct l
 fp8_status fp8_comm_rendezvous(const fp8_comm_options *options, double timeout, fp8_comm_id *id)
 {
     const size_t ranks = (size_t)options->ranks;
+    char longest[PATH];
+    FP8_TRY(path_of(longest, options->file, options->ranks, ".0123456789abcdef"));
     struct letter *letter = fp8_allocate(sizeof *letter + ranks * sizeof(uint64_t));
     bool *there = fp8_allocate(ranks * sizeof *there);
     fp8_status status = letter && there ? FP8_OK : fp8_fail_memory("comm_create", ranks * 9);

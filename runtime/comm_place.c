@@ -121,6 +121,10 @@ fp8_status fp8_comm_environment(fp8_comm_place *place)
     FP8_TRY(read_place(launcher, place));
     place->launcher = launcher->name;
     const char *file = getenv("FP8_COMM_FILE");
+    if (file && strlen(file) >= sizeof place->file)
+        return fp8_fail(FP8_ERR_ARGUMENT,
+                        "comm_environment: FP8_COMM_FILE has %zu bytes, but at most %zu fit",
+                        strlen(file), sizeof place->file - 1);
     if (file && *file)
         snprintf(place->file, sizeof place->file, "%s", file);
     else if (!place->local_ranks || place->local_ranks == place->ranks)

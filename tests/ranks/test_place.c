@@ -116,6 +116,16 @@ static void test_contradictions(void **state)
            "LOCAL_RANK is 2");
     fp8_comm_place place = { .size = 4 };
     assert_int_equal(fp8_comm_environment(&place), FP8_ERR_ARGUMENT);
+    char name[sizeof place.file + 1];
+    memset(name, 'x', sizeof name - 1);
+    name[sizeof name - 1] = 0;
+    clear();
+    set("RANK=0 WORLD_SIZE=2");
+    setenv("FP8_COMM_FILE", name, 1);
+    place = (fp8_comm_place)FP8_COMM_PLACE_INIT;
+    assert_int_equal(fp8_comm_environment(&place), FP8_ERR_ARGUMENT);
+    assert_true(says("FP8_COMM_FILE has 512 bytes", "511"));
+    clear();
 }
 
 /* ---- the file ---- */
@@ -132,6 +142,19 @@ static int meet(const char *file, int rank, int ranks, double timeout)
     if (status != FP8_OK)
         return 100 + (int)status;
     return (unsigned char)id.bytes[127];
+}
+
+/* Refused by rank 0 too, which would else wait for ranks that cannot write. */
+static void test_long_name(void **state)
+{
+    (void)state;
+    char name[1024];
+    memset(name, 'x', sizeof name - 1);
+    name[sizeof name - 1] = 0;
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(meet(name, rank, 2, 5), 100 + FP8_ERR_ARGUMENT);
+        assert_true(says("file has 1023 bytes", NULL));
+    }
 }
 
 /* Ranks as processes; each must end with the low bits of rank 0's process id. */
@@ -208,9 +231,8 @@ static void test_file_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_launchers),
-        cmocka_unit_test(test_contradictions),
-        cmocka_unit_test(test_file),
+        cmocka_unit_test(test_launchers),    cmocka_unit_test(test_contradictions),
+        cmocka_unit_test(test_long_name),    cmocka_unit_test(test_file),
         cmocka_unit_test(test_file_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
