@@ -415,7 +415,7 @@ static float scale_of_data(const struct data *d, const unsigned char *data,
     const float scale = float_at(data, d->scale, t), maximum = image->maxima[t];
     const float amax = amax_of_data(d, data, t, image->most_recent);
     const float most = fp8_scale_of_amax(amax, maximum, false);
-    const int margin = image->layers[t / ROLES]->plan->recipe.margin;
+    const int margin = image->layers[t / FP8_STATE_ROLES]->plan->recipe.margin;
     return amax > 0.0f && scale > ldexpf(most, margin)
                ? fp8_scale_of_amax(amax, maximum, image->power_of_two)
                : scale;

@@ -124,7 +124,7 @@ static void test_contradictions(void **state)
     setenv("FP8_COMM_FILE", name, 1);
     place = (fp8_comm_place)FP8_COMM_PLACE_INIT;
     assert_int_equal(fp8_comm_environment(&place), FP8_ERR_ARGUMENT);
-    assert_true(says("FP8_COMM_FILE has 512 bytes", "511"));
+    assert_true(says("FP8_COMM_FILE has 512 bytes", "511", NULL));
     clear();
 }
 
