@@ -23,6 +23,7 @@ from fp8gen_torch import (
     operand,
     prepare,
     shards,
+    states,
     weights_changed,
 )
 from fp8gen_torch.calls import quantize_weight
@@ -206,13 +207,13 @@ class Versions(unittest.TestCase):
     """The weight is quantised once for every version of it, and never too seldom."""
 
     def setUp(self):
-        self.count, made = 0, State._made
+        self.count, made = 0, states.Copies
 
         def counted(*rest):
             self.count += 1
             return made(*rest)
 
-        patch = unittest.mock.patch.object(State, "_made", counted)
+        patch = unittest.mock.patch.object(states, "Copies", counted)
         patch.start()
         self.addCleanup(patch.stop)
 
@@ -248,6 +249,17 @@ class Versions(unittest.TestCase):
             w = randn(40, 72, seed=i)
             self.assertTrue(torch.equal(fp8_linear(x, w, None, state), self.fresh(x, w)))
             del w
+
+    def test_other_shape(self):
+        """Copies serve the shape that they were made for, whatever else a state meets."""
+        state, x = State(), randn(33, 72)
+        for rows in (40, 400, 16):
+            w = leaf(randn(rows, 72, seed=rows))
+            y = fp8_linear(x, w, None, state)
+            self.assertTrue(torch.equal(y, self.fresh(x, w)))
+            y.sum().backward()
+        w.data = w.data[:8]  # the same memory, version and strides
+        self.assertTrue(torch.equal(fp8_linear(x, w, None, state), self.fresh(x, w)))
 
     def test_changed_before_backward(self):
         x, w = leaf(randn(33, 72)), leaf(randn(40, 72))

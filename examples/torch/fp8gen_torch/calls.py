@@ -8,6 +8,7 @@ addresses, and gives it back. Pops and appends of a list are atomic, and two thr
 same one.
 """
 
+import collections
 import ctypes
 
 import torch
@@ -20,6 +21,7 @@ _runtime = abi.runtime
 _BF16 = torch.bfloat16
 _IO = (torch.bfloat16, torch.float32)  # what the runtime reads and writes
 _T, _O = abi.Tensor, abi.Operand
+_empty_like = torch.empty_like
 
 # Words of the calls: FPROP_X is x->data, FPROP_X + 3 is x->ld.
 _LD = _T.ld.offset // 8
@@ -27,6 +29,8 @@ _FPROP = Layout(abi.FpropArgs, x=_T, weight=_O, bias=_T, y=_T, saved=_O, w=_T)
 _FPROP_X, _FPROP_Y = _FPROP.word("x", "data"), _FPROP.word("y", "data")
 _FPROP_WEIGHT, _FPROP_BIAS = _FPROP.word("weight", "data"), _FPROP.word("bias", "data")
 _FPROP_SAVED, _FPROP_W = _FPROP.word("saved", "data"), _FPROP.word("w", "data")
+_FPROP_X_LD, _FPROP_W_LD = _FPROP.word("x", "ld"), _FPROP.word("w", "ld")
+_FPROP_CALL = _FPROP.call
 _BACKWARD = Layout(
     abi.BackwardArgs, dy=_T, saved=_O, weight=_O, grad=_O, dbias=_T, dw=_T, dx=_T, x=_T
 )
@@ -35,6 +39,10 @@ _BACKWARD_SAVED = _BACKWARD.word("saved", "data")
 _BACKWARD_WEIGHT = _BACKWARD.word("weight", "data")
 _BACKWARD_DX, _BACKWARD_DW = _BACKWARD.word("dx", "data"), _BACKWARD.word("dw", "data")
 _BACKWARD_DBIAS, _BACKWARD_GRAD = _BACKWARD.word("dbias", "data"), _BACKWARD.word("grad", "data")
+_BACKWARD_DY_LD, _BACKWARD_DW_LD, _BACKWARD_X_LD = (
+    _BACKWARD.word(name, "ld") for name in ("dy", "dw", "x")
+)
+_BACKWARD_CALL = _BACKWARD.call
 _QUANTIZE = Layout(abi.QuantizeArgs, source=_T, operand=_O)
 _QUANTIZE_SOURCE, _QUANTIZE_TO = _QUANTIZE.word("source", "data"), _QUANTIZE.word("operand", "data")
 _QUANTIZE_DY = Layout(abi.QuantizeDyArgs, dy=_T, grad=_O, dbias=_T)
@@ -107,7 +115,11 @@ class Plan:
         key = layer.key
         self.layer, self.m, self.n, self.k = layer, m, key.out_features, key.in_features
         self.handle, self.context, self.device = layer.handle, layer.context, layer.context.device
-        self.output, self.grad_input, self.grad_weight = key.output, key.grad_input, key.grad_weight
+        self.at, self.stream = self.context.at, self.context.stream
+        self.capturing = self.context.capturing
+        self.place = self.device, self.n, self.k  # what a weight's operand is laid out for
+        self.output, self.w_dtype = key.output, key.weight
+        self.grad_input, self.grad_weight = key.grad_input, key.grad_weight
         self.dy_format = key.recipe.dy_dtype
         self.x_scalings = key.recipe.scalings(abi.ROLE_X)  # dy's too
         self.w_scalings = key.recipe.scalings(abi.ROLE_W)
@@ -117,10 +129,10 @@ class Plan:
         self.saved_bytes = operand.operand_bytes(m, self.k, abi.TRANSPOSED, self.x_scalings)
         cuda = self.device.type != "cpu"  # there memory() is torch.empty
         self._saved = pattern((self.saved_bytes,), torch.uint8, self.device) if cuda else None
-        self._dw = pattern((self.n, self.k), self.grad_weight, self.device)
+        self.dw = pattern((self.n, self.k), self.grad_weight, self.device)
         grad = operand.operand_bytes(m, self.n, abi.BOTH, self.x_scalings)
-        self._grad = _BACKWARD_GRAD, grad + 255  # scratch of backward
-        self._pools = {}
+        self._pools = collections.defaultdict(list)  # of prepared calls, by their kind
+        self._scratch = self.workspace_bytes + grad + 255  # of backward
 
     def weight_struct(self, copies):
         return _operand(abi.ROLE_W, abi.E4M3, self.n, self.k, copies, self.w_scalings)
@@ -133,12 +145,6 @@ class Plan:
 
     def _empty(self, cols, copies):
         return _operand(0, 0, self.m, cols, copies, self.x_scalings)
-
-    def _pool(self, code):
-        pool = self._pools.get(code)
-        if pool is None:
-            pool = self._pools[code] = []
-        return pool
 
     def _make(self, layout, values=(), **parts):
         call = abi.Call(workspace_bytes=self.workspace_bytes)
@@ -153,18 +159,12 @@ class Plan:
         call.workspace_bytes = size
         abi.check(function(self.handle, args))
 
-    def _run(self, function, prepared, first, at, scratch=None):
-        """A prepared call; its fp8_call begins at word `first`. at: as State.at gives it. scratch:
-        (word that gets its address, bytes) of an operand that only this call uses; it lies behind
-        the workspace."""
+    def _run(self, function, prepared, first, at):
+        """A prepared call; its fp8_call begins at word `first`. at: as State.at gives it."""
         words, pointer = prepared
         stream, capturing, state, flags = at
-        size = self.workspace_bytes
-        more = size if scratch is None else size + scratch[1]
-        memory, start, _ = self.context.workspace(stream, capturing, more)
-        if scratch is not None:
-            words[scratch[0]] = (start + size + 255) & -256
-        words[first], words[first + 2], words[first + 3] = start, stream, flags << 32
+        held = self.context.workspace(stream, capturing, self.workspace_bytes)
+        words[first], words[first + 2], words[first + 3] = held[1], stream, flags << 32
         words[first + 4] = state
         status = function(self.handle, pointer)
         if status:
@@ -177,36 +177,49 @@ class Plan:
         return torch.empty((*lead, self.k), dtype=self.grad_input, device=self.device)
 
     def new_dw(self):
-        return torch.empty_like(self._dw)
+        return torch.empty_like(self.dw)
 
     def fprop(self, x, weight, bias, y, save, at):
         """Fills y[..., N]; x[..., K], bias[N] bf16. weight: (bytes, copies, the weight that the
         bytes are made of first or None). Returns what backward needs, if `save`: the bytes of x's
         transposed copy, or x where the recipe has none."""
         data, copies, source = weight
-        x, ld = placed(x, self.k)
+        stream, capturing, state, flags = at
+        ld = self.k
+        if not (self.grad_input is _BF16 and x.is_contiguous()):
+            x, ld = placed(x, ld)
         saved = None
-        if save and self.saves_x:
-            saved, save = matrix(x), False
-        kind = copies, save, source is not None
-        pool = self._pool(kind)
-        prepared = pool.pop() if pool else self._fprop(*kind)
-        words = prepared[0]
-        words[_FPROP_X], words[_FPROP_X + _LD] = x.data_ptr(), ld
-        words[_FPROP_Y], words[_FPROP_WEIGHT] = y.data_ptr(), data.data_ptr()
-        if source is not None:
-            source, ld = self._source(source)
-            words[_FPROP_W], words[_FPROP_W + _LD] = source.data_ptr(), ld
-        if bias is not None:
-            words[_FPROP_BIAS] = bias.data_ptr()
         if save:
-            if self._saved is None:
+            if self.saves_x:
+                saved, save = matrix(x), False
+            elif self._saved is None:
                 saved = operand.memory(self.saved_bytes, self.device)
             else:
-                saved = torch.empty_like(self._saved)
+                saved = _empty_like(self._saved)
+        kind = copies, save, source is not None
+        pool = self._pools[kind]
+        prepared = pool.pop() if pool else self._fprop(*kind)
+        words, pointer = prepared
+        words[_FPROP_X], words[_FPROP_X_LD] = x.data_ptr(), ld
+        words[_FPROP_Y], words[_FPROP_WEIGHT] = y.data_ptr(), data.data_ptr()
+        if save:
             words[_FPROP_SAVED] = saved.data_ptr()
-        self._run(_runtime.fp8_layer_fprop, prepared, _FPROP.call, at)
+        if source is not None:
+            ld = self.k
+            if not (source.dtype is self.w_dtype and source.is_contiguous()):
+                source, ld = self.source(source)
+            words[_FPROP_W], words[_FPROP_W_LD] = source.data_ptr(), ld
+        if bias is not None:
+            words[_FPROP_BIAS] = bias.data_ptr()
+        held = self.context.workspaces.get(stream)
+        if held is None or capturing or held[2] < self.workspace_bytes:
+            held = self.context.workspace(stream, capturing, self.workspace_bytes)
+        words[_FPROP_CALL], words[_FPROP_CALL + 2] = held[1], stream
+        words[_FPROP_CALL + 3], words[_FPROP_CALL + 4] = flags << 32, state
+        status = _runtime.fp8_layer_fprop(self.handle, pointer)
         pool.append(prepared)
+        if status:
+            abi.check(status)
         return saved
 
     def _fprop(self, copies, save, makes):
@@ -221,51 +234,68 @@ class Plan:
             w=_tensor(self.n, self.k, key.weight) if makes else None,
         )
 
-    def _source(self, weight):
+    def source(self, weight):
         """As fp8_quantize reads it: (tensor, elements from one row to the next)."""
-        if weight.dtype is self.layer.key.weight and weight.is_contiguous():
+        if weight.dtype is self.w_dtype and weight.is_contiguous():
             return weight, self.k
-        weight = matrix(weight.detach(), self.layer.key.weight)
+        weight = matrix(weight.detach(), self.w_dtype)
         return weight, weight.stride(0)
 
-    def backward(self, dy, saved, weight, dx, dw, dbias, at):
-        """Fills dx[..., K] of weight = (bytes, copies), dw = (tensor, 1: add to it), and dbias;
-        each tensor, and weight with dx, may be None."""
-        weight, copies = weight
-        dw, accumulate = dw
-        dy, ld = placed(dy, self.n)
-        kind = copies, dx is not None, dw is not None and dw.dtype, dbias is not None, accumulate
-        pool = self._pool(kind)
-        prepared = pool.pop() if pool else self._backward(*kind)
-        words = prepared[0]
-        words[_BACKWARD_DY], words[_BACKWARD_DY + _LD] = dy.data_ptr(), ld
+    def backward(self, dy, saved, weight, wants, accumulate, results, at):
+        """Fills (dx[..., K], dw[N,K], dbias[N]) of `results`, those of `wants`, a tuple of bools;
+        the others are None. weight: (bytes, copies), for dx; accumulate: dw is added to."""
+        data, copies = weight
+        dx, dw, dbias = results
+        stream, capturing, state, flags = at
+        ld = self.n
+        if not (self.output is _BF16 and dy.is_contiguous()):
+            dy, ld = placed(dy, ld)
+        pool = self._pools[copies, wants, accumulate]
+        prepared = pool.pop() if pool else self._backward(copies, wants, accumulate)
+        words, pointer = prepared
+        words[_BACKWARD_DY], words[_BACKWARD_DY_LD] = dy.data_ptr(), ld
         if dx is not None:
-            words[_BACKWARD_WEIGHT], words[_BACKWARD_DX] = weight.data_ptr(), dx.data_ptr()
+            words[_BACKWARD_WEIGHT], words[_BACKWARD_DX] = data.data_ptr(), dx.data_ptr()
         if dw is not None:
-            words[_BACKWARD_DW], words[_BACKWARD_DW + _LD] = dw.data_ptr(), dw.stride(0)
+            words[_BACKWARD_DW] = dw.data_ptr()
+            if accumulate:
+                words[_BACKWARD_DW_LD] = dw.stride(0)
             if self.saves_x:
-                words[_BACKWARD_X], words[_BACKWARD_X + _LD] = saved.data_ptr(), saved.stride(0)
+                words[_BACKWARD_X], words[_BACKWARD_X_LD] = saved.data_ptr(), saved.stride(0)
             else:
-                saved = operand.aligned(saved)
-                words[_BACKWARD_SAVED] = saved.data_ptr()
+                address = saved.data_ptr()
+                if address % 256:
+                    saved = operand.aligned(saved)
+                    address = saved.data_ptr()
+                words[_BACKWARD_SAVED] = address
         if dbias is not None:
             words[_BACKWARD_DBIAS] = dbias.data_ptr()
-        self._run(_runtime.fp8_layer_backward, prepared, _BACKWARD.call, at, self._grad)
+        held = self.context.workspaces.get(stream)
+        if held is None or capturing or held[2] < self._scratch:
+            held = self.context.workspace(stream, capturing, self._scratch)
+        start = held[1]
+        words[_BACKWARD_GRAD] = (start + self.workspace_bytes + 255) & -256  # behind the workspace
+        words[_BACKWARD_CALL], words[_BACKWARD_CALL + 2] = start, stream
+        words[_BACKWARD_CALL + 3], words[_BACKWARD_CALL + 4] = flags << 32, state
+        status = _runtime.fp8_layer_backward(self.handle, pointer)
         pool.append(prepared)
+        if status:
+            abi.check(status)
 
-    def _backward(self, copies, want_dx, dw, want_dbias, accumulate):
-        want = (abi.ROW if want_dx else 0) | (abi.TRANSPOSED if dw else 0)
+    def _backward(self, copies, wants, accumulate):
+        want_dx, want_dw, want_dbias, _ = wants
+        grad = (abi.ROW if want_dx else 0) | (abi.TRANSPOSED if want_dw else 0)
         return self._make(
             _BACKWARD,
             {"accumulate_dw": accumulate},
             dy=_tensor(self.m, self.n, _BF16),
-            saved=self._x() if dw and not self.saves_x else None,
+            saved=self._x() if want_dw and not self.saves_x else None,
             weight=self.weight_struct(copies) if want_dx else None,
-            grad=self._empty(self.n, want or abi.ROW),
+            grad=self._empty(self.n, grad or abi.ROW),
             dbias=_tensor(1, self.n, torch.float32) if want_dbias else None,
-            dw=_tensor(self.n, self.k, dw) if dw else None,
+            dw=_tensor(self.n, self.k, self.grad_weight) if want_dw else None,
             dx=_tensor(self.m, self.k, self.grad_input) if want_dx else None,
-            x=_tensor(self.m, self.k, _BF16) if dw and self.saves_x else None,
+            x=_tensor(self.m, self.k, _BF16) if want_dw and self.saves_x else None,
         )
 
     # The parts of backward, for those who put something between them.
@@ -274,7 +304,7 @@ class Plan:
         """Bytes of dy's operand; fills dbias[N] fp32 if that is given."""
         copies = copies or abi.ROW
         dy, ld = placed(dy, self.n)
-        pool = self._pool(("quantize_dy", copies, dbias is None))
+        pool = self._pools[("quantize_dy", copies, dbias is None)]
         prepared = (
             pool.pop()
             if pool
@@ -298,7 +328,7 @@ class Plan:
 
     def wgrad(self, saved, grad, copies, dw, dy, at):
         """dw[N,K] of saved and of dy's operand, which has `copies`, or of dy itself."""
-        pool = self._pool(("wgrad", copies, dw.dtype))
+        pool = self._pools[("wgrad", copies, dw.dtype)]
         quantized = not self.saves_x
         prepared = (
             pool.pop()
@@ -327,7 +357,7 @@ class Plan:
     def dgrad(self, grad, copies, weight, dx, at):
         """Fills dx[..., K] of dy's operand, which has `copies`, and of weight = (bytes, copies)."""
         weight, w_copies = weight
-        pool = self._pool(("dgrad", copies, w_copies))
+        pool = self._pools[("dgrad", copies, w_copies)]
         prepared = (
             pool.pop()
             if pool
@@ -347,10 +377,10 @@ class Plan:
 
 def quantize_weight(plan, weight, copies, at, data=None):
     """Bytes of a weight's operand; written into `data` if that is given."""
-    source, ld = plan._source(weight)
+    source, ld = plan.source(weight)
     if data is None:
         data = operand.empty(plan.n, plan.k, copies, plan.device, plan.w_scalings)
-    pool = plan._pool(("weight", copies))
+    pool = plan._pools[("weight", copies)]
     prepared = (
         pool.pop()
         if pool

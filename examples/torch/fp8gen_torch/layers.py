@@ -11,6 +11,7 @@ Must not know: autograd, modules, communicators.
 
 import ctypes
 import dataclasses
+import functools
 import logging
 import threading
 from typing import Optional
@@ -161,18 +162,17 @@ class Context:
         abi.check(abi.runtime.fp8_context_info(self.handle, info))
         self.cublaslt_version = info.cublaslt_version
         self.workspaces = {}
-
-    def stream(self):
-        """The current stream as the runtime takes it; None on the host."""
-        return None if self.index == abi.HOST else torch._C._cuda_getCurrentRawStream(self.index)
+        # C functions without arguments, for the host's sake: the current stream as the runtime
+        # takes it, 0 on the host, and whether a graph captures it.
+        self.stream, self.capturing = int, bool
+        if index != abi.HOST:
+            self.stream = functools.partial(torch._C._cuda_getCurrentRawStream, index)
+            self.capturing = torch._C._cuda_isCurrentStreamCapturing
 
     def at(self, state=0, flags=0):
         """Where and how a pass runs: (the current stream, whether a graph captures it, address of
         the C state of delayed scaling or 0, flags)."""
-        if self.index == abi.HOST:
-            return 0, False, state, flags
-        stream = torch._C._cuda_getCurrentRawStream(self.index)
-        return stream, torch._C._cuda_isCurrentStreamCapturing(), state, flags
+        return self.stream(), self.capturing(), state, flags
 
     def workspace(self, stream, capturing, size):
         """(owner, address, bytes) of scratch for one call on `stream`; a graph under capture gets

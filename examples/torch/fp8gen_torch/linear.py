@@ -22,56 +22,15 @@ from . import abi, operand
 from .layers import Recipe
 from .states import Site, State, check, state_of
 
-# Looked up once: in a step, where all is cold, each step of a look-up counts.
-_grad_enabled, _compiling = torch.is_grad_enabled, torch.compiler.is_compiling
+# Small layers wait for the host, and in a step its caches are cold: what is called in every one is
+# looked up once, and the way from fp8_linear to the C call has few functions.
+_grad_enabled, _compiling = torch.is_grad_enabled, torch.compiler.is_dynamo_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
 _any_autocast = torch._C._is_any_autocast_enabled
 _PLAIN = (Tensor, torch.nn.Parameter)
 
-# ---- forward and backward of one call ------------------------------------------------------------
-
-
-def _forward(state, site, x, weight, bias, save, want_dx):
-    """(y, saved or None); without any gradient wanted it is an evaluation."""
-    at = state.at(site.plan, save or want_dx)
-    want = abi.BOTH if want_dx and state.keep else abi.ROW
-    if bias is not None and not (bias.dtype is torch.bfloat16 and bias.is_contiguous()):
-        bias = bias.to(torch.bfloat16).contiguous()
-    y, saved = state.fprop(site, x, weight, want, bias, save, at)
-    y_dtype = site.like[1]
-    return (y if y.dtype is y_dtype else y.to(y_dtype)), saved
-
-
-def _backward(state, site, dy, saved, weight, want, main_grad, kept=None):
-    """(dx, dw, dbias), each None if not in `want`; dw is added to main_grad if that is given. kept:
-    the weight's Copies of the forward."""
-    want_dx, want_dw, want_dbias = want[:3]
-    plan = site.plan
-    x_dtype, _, dw_dtype, bias_dtype = site.like
-    dx = dw = dbias = None
-    w, add = (None, 0), 0
-    at = state.at(plan, True)
-    if want_dw:
-        if main_grad is None:
-            dw = plan.new_dw()
-        else:
-            dw, add = main_grad, 1
-    if want_dbias:
-        dbias = torch.empty(plan.n, dtype=torch.float32, device=plan.device)
-    if want_dx:
-        w = state.weight(plan, weight, kept, at)
-        dx = torch.empty_like(site.dx)
-    plan.backward(dy, saved, w, dx, (dw, add), dbias, at)
-    if dx is not None and dx.dtype is not x_dtype:
-        dx = dx.to(x_dtype)
-    if add:
-        dw = None
-    elif dw is not None and dw.dtype is not dw_dtype:
-        dw = dw.to(dw_dtype)
-    if dbias is not None and dbias.dtype is not bias_dtype:
-        dbias = dbias.to(bias_dtype)
-    return dx, dw, dbias
+# ---- autograd -----------------------------------------------------------------------------------
 
 
 class _Linear(torch.autograd.Function):
@@ -79,7 +38,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx, x, weight, bias, call):
         state, site, _ = call
         want_dx, want_dw, _, _ = ctx.needs_input_grad
-        y, saved = _forward(state, site, x, weight, bias, want_dw, want_dx)
+        y, saved = state.forward(site, x, weight, bias, want_dw, want_dx)
         ctx.save_for_backward(saved, weight)
         ctx.call = call, state.kept
         return y
@@ -88,20 +47,17 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, dy):
         if _grad_enabled():  # create_graph: an error, but only if somebody goes on
             return _once(ctx, dy)
-        return _gradients(ctx, dy)
+        saved, weight = ctx.saved_tensors
+        (state, site, main_grad), kept = ctx.call
+        wants = ctx.needs_input_grad
+        if main_grad is not None and wants[1]:
+            weight.grad_added_to_main_grad = True
+        return state.backward(site, dy, saved, weight, wants, main_grad, kept)
 
 
-def _gradients(ctx, dy):
-    saved, weight = ctx.saved_tensors
-    (state, site, main_grad), kept = ctx.call
-    want = ctx.needs_input_grad
-    dx, dw, dbias = _backward(state, site, dy, saved, weight, want, main_grad, kept)
-    if main_grad is not None:
-        weight.grad_added_to_main_grad = True
-    return dx, dw, dbias, None
-
-
-_once = once_differentiable(_gradients)
+_once = once_differentiable(_Linear.backward)
+# What the engine calls is a method of torch's that looks for `backward` every time: no need to.
+_Linear._backward_cls.apply = _Linear.backward
 # _Linear.apply without its look for functorch's wrappers, which costs as much as the call itself.
 _apply = super(torch.autograd.Function, _Linear).apply
 
@@ -123,7 +79,7 @@ def _linear_op(
 ) -> Tuple[Tensor, Tensor]:
     state = State.by_number(state)
     site = state.site(x, weight, bias, y_dtype, dw_dtype)
-    y, saved = _forward(state, site, x, weight, bias, save, want_dx)
+    y, saved = state.forward(site, x, weight, bias, save, want_dx)
     if saved is None:
         return y, x.new_empty(0, dtype=torch.uint8)
     return y, saved.clone() if site.plan.saves_x else saved  # it gives nothing that it was given
@@ -142,13 +98,13 @@ def _(x, weight, bias, main_grad, state, y_dtype, dw_dtype, save, want_dx):
 
 
 def _backward_op(dy, saved, weight, main_grad, state, x_dtype, y_dtype, dw_dtype, has_bias, want):
-    wants = bool(want & 1), bool(want & 2), bool(want & 4)
+    wants = bool(want & 1), bool(want & 2), bool(want & 4), False
     state = State.by_number(state)
     dtypes = x_dtype, y_dtype, dw_dtype, torch.float32 if has_bias else None
     m = dy.numel() // dy.shape[-1]
     plan = state.plan_of(m, dy.device, weight.shape, weight.dtype, dtypes)
     site = Site(plan, dy.shape[:-1], dtypes)
-    dx, dw, dbias = _backward(state, site, dy, saved, weight, wants, main_grad)
+    dx, dw, dbias, _ = state.backward(site, dy, saved, weight, wants, main_grad, None)
     none = dy.new_empty(0)
     return [none.clone() if t is None else t for t in (dx, dw, dbias)]
 
@@ -268,31 +224,43 @@ def fp8_linear(x, weight, bias=None, state=None):
     back.
     """
     if state is None:
-        state = state_of(weight)
+        state = getattr(weight, "_fp8gen_state", None) or state_of(weight)
     elif type(state) is Recipe:
         raise TypeError("fp8_linear: state is a Recipe; pass State(recipe), one for each weight")
-    y_dtype = output_dtype(x) if _any_autocast() else x.dtype
+    x_dtype, w_dtype, device = x.dtype, weight.dtype, x.device
+    y_dtype = output_dtype(x) if _any_autocast() else x_dtype
     main_grad = getattr(weight, "main_grad", None)
-    dw_dtype = weight.dtype if main_grad is None else main_grad.dtype
-    grad = _grad_enabled()
-    traced = (
+    dw_dtype = w_dtype if main_grad is None else main_grad.dtype
+    site = None
+    if not (
         _compiling()
         or _dispatch_modes() > 0
         or type(x) not in _PLAIN
         or not (type(weight) in _PLAIN or hasattr(weight, "fp8_state"))
-    )
-    site = None if traced else state.site(x, weight, bias, y_dtype, dw_dtype)
+    ):
+        look = (  # as State.site has it
+            x.shape,
+            x_dtype,
+            device,
+            weight.shape,
+            w_dtype,
+            weight.device,
+            None if bias is None else (bias.shape, bias.dtype, bias.device),
+            y_dtype,
+            dw_dtype,
+        )
+        site = state.sites.get(look) or state.site(x, weight, bias, y_dtype, dw_dtype)
     if site is None:
         check(x, weight, bias)
-        dtypes = y_dtype, dw_dtype
+        dtypes, grad = (y_dtype, dw_dtype), _grad_enabled()
         wants = grad and weight.requires_grad, grad and x.requires_grad
         return _linear_op(x, weight, bias, main_grad, state.number, *dtypes, *wants)[0]
-    if grad and (
+    if _grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
         apply = _Linear.apply if _transforms() else _apply
         return apply(x, weight, bias, (state, site, main_grad))
-    return _forward(state, site, x, weight, bias, False, False)[0]
+    return state.forward(site, x, weight, bias, False, False)[0]
 
 
 class Fp8Linear(torch.nn.Linear):

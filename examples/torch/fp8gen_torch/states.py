@@ -22,8 +22,10 @@ from .calls import pattern, plan_of, quantize_weight
 from .delayed import History
 from .layers import Key, Recipe, device_index, layer_of
 
+_BF16 = torch.bfloat16
 _IO = (torch.bfloat16, torch.float32)
 _INPUTS = (torch.bfloat16, torch.float32, torch.float16)
+_empty_like = torch.empty_like  # looked up once, like others of torch's in these modules
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _states = weakref.WeakValueDictionary()
 _delayed = weakref.WeakValueDictionary()  # those of them that have a history
@@ -72,9 +74,13 @@ class Identity:
 
     def __init__(self, tensor, before=None):
         """before: the Identity of an earlier version, perhaps."""
-        same = before is not None and before.same_memory(tensor)
-        self.storage = before.storage if same else StorageWeakRef(tensor.untyped_storage())
-        self.version = None if tensor.is_inference() else tensor._version  # those have no versions
+        storage = tensor.untyped_storage()
+        same = before is not None and before.storage.cdata == storage._cdata
+        self.storage = before.storage if same else StorageWeakRef(storage)
+        try:
+            self.version = tensor._version
+        except RuntimeError:  # inference tensors have none
+            self.version = None
         self.epoch = _epoch
         self.address, self.stride, self.dtype = tensor.data_ptr(), tensor.stride(), tensor.dtype
 
@@ -84,11 +90,11 @@ class Identity:
                 self.epoch == _epoch
                 and self.version == tensor._version
                 and self.address == tensor.data_ptr()
+                and self.storage.cdata == tensor.untyped_storage()._cdata
                 and self.stride == tensor.stride()
                 and self.dtype is tensor.dtype
-                and self.same_memory(tensor)
             )
-        except RuntimeError:  # of an inference tensor's version
+        except RuntimeError:
             return False
 
     def same_memory(self, tensor):
@@ -96,26 +102,34 @@ class Identity:
 
 
 class Site:
-    """What the calls with one shape and one set of dtypes need: the Plan, the dtypes as
-    State.plan_of takes them, and what y and dx look like."""
+    """What the calls with one shape and one set of dtypes need: the Plan, what y and dx look like,
+    and which results are cast behind the C calls.
 
-    __slots__ = ("plan", "like", "y", "dx")
+    like: (x's dtype, y's dtype, dw's dtype, bias's or None).
+    """
+
+    __slots__ = ("plan", "y", "dx", "cast_y", "casts")
 
     def __init__(self, plan, lead, like):
-        self.plan, self.like = plan, like
+        x, y, dw, bias = like
+        self.plan = plan
         self.y = pattern((*lead, plan.n), plan.output, plan.device)
         self.dx = pattern((*lead, plan.k), plan.grad_input, plan.device)
+        self.cast_y = y if y is not plan.output else None
+        gives = plan.grad_input, plan.grad_weight, torch.float32 if bias else None
+        self.casts = (x, dw, bias) if (x, dw, bias) != gives else None  # of dx, dw, dbias
 
 
 class Copies:
     """A weight's FP8 copies that are kept: the operand's bytes and which copies they hold, the
-    Identity of the weight they were made from, on which stream, and whether by an evaluation."""
+    Plan.place that they are laid out for, the Identity of the weight that they were made from, on
+    which stream, and whether by an evaluation."""
 
-    __slots__ = ("data", "copies", "identity", "stream", "evaluated")
+    __slots__ = ("data", "copies", "place", "identity", "stream", "evaluated")
 
-    def __init__(self, data, copies, identity, stream, evaluated):
-        self.data, self.copies, self.identity = data, copies, identity
-        self.stream, self.evaluated = stream, evaluated
+    def __init__(self, data, copies, place, identity, at):
+        self.data, self.copies, self.place, self.identity = data, copies, place, identity
+        self.stream, self.evaluated = at[0], at[3] & abi.CALL_EVALUATE
 
 
 class State:
@@ -131,7 +145,7 @@ class State:
         self._shards = False  # whether a layer needs the kernels of FP8 shards
         self.number = next(_numbers)
         _states[self.number] = self
-        self._sites = {}
+        self.sites = {}  # Sites by what a call looks like; `site` makes them
         self._layers = {}  # by the weight's whole shape, dtype and device
         self.kept = None  # the Copies; one object, so that threads see all of it or nothing
         self._captured = False  # a graph has written the bytes: only graphs may trust them
@@ -152,28 +166,28 @@ class State:
 
     def site(self, x, weight, bias, y_dtype, dw_dtype):
         """The Site of a call; None on the meta device, which has none."""
-        short = (
+        look = (
             x.shape,
             x.dtype,
             x.device,
             weight.shape,
             weight.dtype,
             weight.device,
-            bias if bias is None else (bias.shape, bias.dtype, bias.device),
+            None if bias is None else (bias.shape, bias.dtype, bias.device),
             y_dtype,
             dw_dtype,
         )
-        site = self._sites.get(short)
+        site = self.sites.get(look)
         if site is None:
             if x.is_meta:
                 return None
             check(x, weight, bias)
-            if len(self._sites) > 1024:
-                self._sites.clear()
+            if len(self.sites) > 1024:
+                self.sites.clear()
             like = x.dtype, y_dtype, dw_dtype, None if bias is None else bias.dtype
             m = x.numel() // x.shape[-1]
             plan = self.plan_of(m, x.device, weight.shape, weight.dtype, like)
-            site = self._sites[short] = Site(plan, x.shape[:-1], like)
+            site = self.sites[look] = Site(plan, x.shape[:-1], like)
         return site
 
     def plan_of(self, m, device, shape, w_dtype, like):
@@ -200,14 +214,14 @@ class State:
     def at(self, plan, training):
         """Context.at for a pass of this weight."""
         if not self._is_delayed:
-            return plan.context.at()
+            return plan.at()
         kept = self.kept_history
         if kept is None or kept.layer is not plan.layer:
             with _taking:
                 saved = kept.save() if kept is not None else self._saved_history
                 self.kept_history = kept = History(plan.layer, saved)
                 _delayed[self.number] = self
-        return plan.context.at(kept.handle, 0 if training else abi.CALL_EVALUATE)
+        return plan.at(kept.handle, 0 if training else abi.CALL_EVALUATE)
 
     def save_history(self):
         """The history of recipe "delayed" as a uint8 tensor on the CPU, None if there is none yet;
@@ -220,64 +234,112 @@ class State:
         if self.kept_history is not None and saved is not None:
             self.kept_history.load(saved)
 
-    def current(self, weight, copies, forward, at):
+    def current(self, plan, weight, copies, forward, at):
         """The kept Copies if they are those of the weight as it is, else None: quantise it. So too
         when training meets what an evaluation made, whose amax the history was not told."""
-        stream, capturing, _, flags = at
         kept = self.kept
-        if (
-            kept is not None
-            and kept.copies & copies == copies
-            and (not forward if capturing else not self._captured)
-            and (not kept.evaluated or flags & abi.CALL_EVALUATE)
-            and kept.identity.is_of(weight)
+        if kept is None or kept.copies & copies != copies or kept.place != plan.place:
+            return None
+        stream, capturing, _, flags = at
+        if (self._captured if not capturing else forward) or (
+            kept.evaluated and not flags & abi.CALL_EVALUATE
         ):
-            if stream != kept.stream and not capturing:
-                _wait_for(kept.stream, weight.device)
-            return kept
-        return None
+            return None
+        if not kept.identity.is_of(weight):
+            return None
+        if stream != kept.stream and not capturing:
+            _wait_for(kept.stream, weight.device)
+        return kept
 
-    def fprop(self, site, x, weight, copies, bias, save, at):
-        """(y, what backward needs) of Plan.fprop; the weight is quantised in the same call when it
-        has changed."""
-        plan, y = site.plan, torch.empty_like(site.y)
-        if type(weight) not in _PLAIN:
-            if hasattr(weight, "fp8_operand"):
-                made = (*weight.fp8_operand(plan, copies, at), None)
-                return y, plan.fprop(x, made, bias, y, save, at)
-            weight = getattr(weight, "_data", weight)
-        kept = self.current(weight, copies, True, at) if self.keep else None
-        if kept is not None:
-            return y, plan.fprop(x, (kept.data, kept.copies, None), bias, y, save, at)
-        data, copies, identity = self._memory(plan, copies, at)
-        saved = plan.fprop(x, (data, copies, weight), bias, y, save, at)
-        if self.keep:
-            self._made(data, copies, Identity(weight, identity), at)
-        return y, saved
+    def forward(self, site, x, weight, bias, save, want_dx):
+        """(y, what backward needs or None) of one call; without any gradient wanted it is an
+        evaluation. The weight is quantised in the same C call when it has changed."""
+        plan = site.plan
+        delayed = self._is_delayed
+        at = self.at(plan, save or want_dx) if delayed else (plan.stream(), plan.capturing(), 0, 0)
+        if bias is not None and not (bias.dtype is _BF16 and bias.is_contiguous()):
+            bias = bias.to(_BF16).contiguous()
+        source = None
+        if type(weight) not in _PLAIN and hasattr(weight, "fp8_operand"):
+            data, copies = weight.fp8_operand(plan, abi.ROW, at)
+        else:
+            if type(weight) not in _PLAIN:
+                weight = getattr(weight, "_data", weight)
+            copies = abi.BOTH if want_dx and self.keep else abi.ROW
+            kept = self.kept
+            if kept is not None and kept.identity.epoch == _epoch:
+                kept = self.current(plan, weight, copies, True, at)
+            else:
+                kept = None
+            if kept is None:
+                source = weight
+                data, copies, identity = self._memory(plan, copies, at)
+            else:
+                data, copies = kept.data, kept.copies
+        y = _empty_like(site.y)
+        saved = plan.fprop(x, (data, copies, source), bias, y, save, at)
+        if source is not None and self.keep:
+            self.kept = Copies(data, copies, plan.place, Identity(weight, identity), at)
+            self._captured = self._captured or at[1]
+        return (y if site.cast_y is None else y.to(site.cast_y)), saved
 
-    def weight(self, plan, weight, kept, at):
-        """(bytes, copies) of the weight's transposed copy, for a backward; kept: the Copies that
-        its forward has left."""
-        if (
-            kept is not None
-            and kept is self.kept
-            and kept.copies & abi.TRANSPOSED
-            and kept.stream == at[0]
-            and kept.identity.epoch == _epoch  # and its version is the forward's: autograd looks
-            and not (self._captured or kept.evaluated)
-        ):
-            return kept.data, kept.copies
+    def backward(self, site, dy, saved, weight, wants, main_grad, kept):
+        """(dx, dw, dbias, None), each None if not in `wants`, a tuple as long; dw is added to
+        main_grad if that is given. kept: the weight's Copies of the forward, or None."""
+        plan = site.plan
+        at = self.at(plan, True) if self._is_delayed else (plan.stream(), plan.capturing(), 0, 0)
+        dx = dw = dbias = None
+        copies = None, 0
+        if wants[0]:
+            dx = _empty_like(site.dx)
+            if (
+                kept is not None
+                and kept is self.kept
+                and kept.stream == at[0]
+                and kept.copies & abi.TRANSPOSED
+                and kept.identity.epoch == _epoch  # and its version: autograd looks
+                and not (self._captured or kept.evaluated)
+            ):
+                copies = kept.data, kept.copies
+            else:
+                copies = self.weight(plan, weight, at)
+        if wants[1]:
+            if main_grad is None:
+                dw = _empty_like(plan.dw)
+            elif main_grad.dtype is plan.grad_weight and main_grad.shape == plan.dw.shape:
+                dw = main_grad
+            else:
+                raise TypeError(
+                    f"fp8_linear: main_grad is {main_grad.dtype} {tuple(main_grad.shape)}; of a "
+                    f"weight of {plan.n} x {plan.k} it has that shape and is bf16 or fp32"
+                )
+        if wants[2]:
+            dbias = torch.empty(plan.n, dtype=torch.float32, device=plan.device)
+        add = dw is not None and dw is main_grad
+        plan.backward(dy, saved, copies, wants, add, (dx, dw, dbias), at)
+        if add:
+            dw = None
+        if site.casts is not None:
+            dx, dw, dbias = (
+                t if t is None or t.dtype is dtype else t.to(dtype)
+                for t, dtype in zip((dx, dw, dbias), site.casts)
+            )
+        return dx, dw, dbias, None
+
+    def weight(self, plan, weight, at):
+        """(bytes, copies) of the weight's transposed copy, for a backward."""
         if type(weight) not in _PLAIN:
             if hasattr(weight, "fp8_operand"):
                 return weight.fp8_operand(plan, abi.TRANSPOSED, at)
             weight = getattr(weight, "_data", weight)
         if not self.keep:
             return quantize_weight(plan, weight, abi.TRANSPOSED, at), abi.TRANSPOSED
-        kept = self.current(weight, abi.TRANSPOSED, False, at)
+        kept = self.current(plan, weight, abi.TRANSPOSED, False, at)
         if kept is None:
             data, copies, identity = self._memory(plan, abi.TRANSPOSED, at)
             quantize_weight(plan, weight, copies, at, data)
-            kept = self._made(data, copies, Identity(weight, identity), at)
+            kept = Copies(data, copies, plan.place, Identity(weight, identity), at)
+            self.kept, self._captured = kept, self._captured or at[1]
         return kept.data, kept.copies
 
     def _memory(self, plan, copies, at):
@@ -287,19 +349,12 @@ class State:
         if self.keep:
             with _taking:
                 kept, self.kept = self.kept, None
-            has = kept is not None and kept.copies & copies == copies
-            if has and kept.data.device == plan.device:
+            if kept is not None and kept.copies & copies == copies and kept.place == plan.place:
                 stream, capturing = at[:2]
                 if stream != kept.stream and not capturing:
                     _wait_for(kept.stream, plan.device)
                 return kept.data, kept.copies, kept.identity
         return operand.empty(plan.n, plan.k, copies, plan.device, plan.w_scalings), copies, None
-
-    def _made(self, data, copies, identity, at):
-        stream, capturing, _, flags = at
-        self._captured = self._captured or capturing
-        self.kept = Copies(data, copies, identity, stream, bool(flags & abi.CALL_EVALUATE))
-        return self.kept
 
 
 def _wait_for(stream, device):

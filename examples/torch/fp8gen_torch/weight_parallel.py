@@ -139,7 +139,7 @@ def precompute_amax(weights, states, communicator):
     counts = [cut.amaxes for cut in cuts]
     amaxes = torch.empty(sum(counts), dtype=torch.float32, device=pairs[0][0].device)
     for plan, cut, (weight, _), amax in zip(plans, cuts, pairs, amaxes.split(counts)):
-        cut.amax(plan, weight, plan.context.at(), amax)
+        cut.amax(plan, weight, plan.at(), amax)
     if not hasattr(communicator, "amax_hook"):
         raise TypeError(
             f"{type(communicator).__name__} has no amax_hook(tensor) -> the maximum over the ranks: "

@@ -174,7 +174,7 @@ class Fp8Weight(_Wrapper):
             )
         plan = self.fp8_state.weight_plan(tuple(outer_size), self._data)
         cut = shards.cut_of(plan, -(-outer_size[0] // mesh.size()))
-        at = plan.context.at()
+        at = plan.at()
         amax = self._amax.get(self._data)
         if amax is None and shards.needs_amax(self.recipe):
             amax = torch.empty(1, dtype=torch.float32, device=self._data.device)
@@ -223,7 +223,7 @@ class GatheredWeight(_Wrapper):
 
     def dequantize(self):
         plan = self.fp8_state.weight_plan(tuple(self.shape), self)
-        at = plan.context.at()
+        at = plan.at()
         return shards.dequantize(plan, *self.fp8_operand(plan, abi.ROW, at), at).to(self.dtype)
 
     @classmethod
@@ -304,7 +304,7 @@ def precompute_scales(model):
         for i, (shard, shape) in enumerate(locals_):
             plan = shard.fp8_state.weight_plan(shape, shard._data)
             cut = shards.cut_of(plan, -(-shape[0] // dist.get_world_size(group)))
-            cut.amax(plan, shard._data, plan.context.at(), amaxes[i])
+            cut.amax(plan, shard._data, plan.at(), amaxes[i])
         dist.all_reduce(amaxes, op=dist.ReduceOp.MAX, group=group)
         for (shard, _), amax in zip(locals_, amaxes.unbind()):
             shard._amax.set(amax, shard._data)
