@@ -271,6 +271,9 @@ static void tensors(void **state)
             (changed = world.dy, changed.ld = 0, world.backward.dy = &changed), BACKWARD);
     REFUSED(FP8_ERR_SHAPE, "row stride (ld) of 36 elements, but its rows have 37",
             (changed = world.dy, changed.ld = 36, world.backward.dy = &changed), BACKWARD);
+    REFUSED(FP8_ERR_SHAPE, "row stride (ld) of 49 elements, but its rows have 50",
+            (changed = world.x, changed.rows = 2, changed.ld = 49, world.fprop.x = &changed),
+            FPROP);
     REFUSED(FP8_ERR_SHAPE, "beyond the address space",
             (changed = world.dx, changed.ld = INT64_MAX / 2, world.dgrad.dx = &changed), DGRAD);
     REFUSED(FP8_ERR_SHAPE, "beyond the address space",
