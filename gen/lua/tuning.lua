@@ -24,6 +24,7 @@ local M = { entries = {} }
 local FORMAT, VERSION = "fp8gen-tuning", 1
 local ALGO_DIGITS = 128 -- 64 bytes
 local PROBLEMS_MAX = 20 -- diagnostics shown of one file
+local ENTRIES_MAX = 24 -- of a GEMM: each cuts its dispatch, of which a bundle takes 64 ranges
 
 -- ---- values -------------------------------------------------------------------------------------
 
@@ -74,14 +75,14 @@ local text = rule("a text", function(v) return type(v) == "string" and #v > 0 en
 local boolean = rule("true or false", function(v) return type(v) == "boolean" end)
 local dim = whole(1, DIM_MAX)
 local version = whole(0, math.maxinteger)
-local positive = rule("a number above 0", function(v)
-    return type(v) == "number" and v > 0 and v < math.huge
+local positive = rule("a number above 0 and up to 1e12", function(v)
+    return type(v) == "number" and v > 0 and v <= 1e12
 end)
-local positive_or_null = rule("a number above 0, or null", function(v)
+local positive_or_null = rule(positive.words .. ", or null", function(v)
     return type(v) == "userdata" or positive.keeps(v)
 end)
-local hex = rule(("%d hexadecimal digits"):format(ALGO_DIGITS), function(v)
-    return type(v) == "string" and #v == ALGO_DIGITS and not v:find("[^%x]")
+local hex = rule(("%d hexadecimal digits in lower case"):format(ALGO_DIGITS), function(v)
+    return type(v) == "string" and #v == ALGO_DIGITS and not v:find("[^0-9a-f]")
 end)
 local formats = one_of("e4m3", "e5m2")
 
@@ -112,7 +113,8 @@ local entry_fields = {
 local measured_fields = { { "name", text }, { "microseconds", positive }, { "tflops", positive } }
 local choice_fields = {
     generated = { { "backend", text }, { "config", object } },
-    cublaslt = { { "backend", text }, { "algo", hex }, { "version", version } },
+    cublaslt = { { "backend", text }, { "algo", hex },
+        { "version", whole(1, math.maxinteger) } },
 }
 local config_fields = {
     { "name", text, optional = true },
@@ -296,16 +298,28 @@ local function check_entry(state, index, value)
     return state.count == before and entry or nil
 end
 
-local function key_of(e)
-    return table.concat({ e.pass, e.N, e.K, e.a_dtype, e.b_dtype, e.out_dtype, e.accumulation,
-        tostring(e.accumulate) }, " ")
+local function gemm_of(e)
+    local fields = { e.pass, e.N, e.K, e.a_dtype, e.b_dtype, e.out_dtype, e.accumulation }
+    return table.concat(fields, " ")
+end
+
+local function check_counts(state, entries)
+    local counts = {}
+    for i = 1, #entries do
+        local gemm = gemm_of(entries[i])
+        counts[gemm] = (counts[gemm] or 0) + 1
+        if counts[gemm] == ENTRIES_MAX + 1 then
+            add(state, "entry " .. i, ("it is the %dth for the same GEMM (%s); at most %d are taken"):format(
+                ENTRIES_MAX + 1, gemm, ENTRIES_MAX))
+        end
+    end
 end
 
 -- Two entries for one M of one GEMM: which would count?
 local function check_overlaps(state, entries)
     local seen = {}
     for i, entry in pairs(entries) do
-        local key = key_of(entry)
+        local key = gemm_of(entry) .. tostring(entry.accumulate)
         seen[key] = seen[key] or {}
         table.insert(seen[key], { index = i, entry = entry })
     end
@@ -347,6 +361,7 @@ function M.load(file, root)
     elseif check_fields(state, "", root, root_fields) then
         for i, value in ipairs(root.entries) do entries[i] = check_entry(state, i, value) end
         check_overlaps(state, entries)
+        if state.count == 0 then check_counts(state, entries) end
     end
     if state.count > PROBLEMS_MAX then
         table.insert(state.problems, {

@@ -391,7 +391,8 @@ static const struct change changes[] = {
     { "entries.1.min_tokens", "5000",
       "entry 2: its tokens 5000 to 8192 overlap those of entry 1, 2000 to 5000, for the same "
       "GEMM" },
-    { "entries.0.bf16_microseconds", "0", "'bf16_microseconds' must be a number above 0, or null" },
+    { "entries.0.bf16_microseconds", "0",
+      "'bf16_microseconds' must be a number above 0 and up to 1e12, or null, not 0" },
     { "entries.0.choise", "{}", "unknown field \"choise\"" },
     { "entries.0.choise", "{}", "did you mean 'choice'?" },
     { "entries.0.choice.backend", "\"cutlass\"", "choice.backend must be \"generated\" or" },
@@ -404,13 +405,20 @@ static const struct change changes[] = {
     { "entries.2.choice.config.partials", "0", "entry 3: choice.config is no configuration" },
     { "entries.0.accumulation", "\"split\"",
       "choice.config co128x256c1s4g8 does not serve split accumulation into bf16" },
-    { "entries.1.choice.algo", "\"12\"", "'algo' must be 128 hexadecimal digits, not \"12\"" },
+    { "entries.1.choice.algo", "\"12\"",
+      "'algo' must be 128 hexadecimal digits in lower case, not \"12\"" },
+    { "entries.1.choice.algo",
+      "\"0123456789ABCDEF0123456789abcdef0123456789abcdef0123456789abcdef"
+      "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\"",
+      "in lower case, not \"0123456789ABCDEF" },
+    { "entries.1.choice.version", "0", "'version' must be a whole number of 1 to" },
     { "entries.1.choice.version", NULL, "entry 2: choice: 'version' is missing" },
     { "entries.1.choice.tile", "3", "unknown field \"tile\"" },
     { "entries.0.measured", "[]", "entry 1: 'measured' is empty" },
     { "entries.0.measured", "[1]", "entry 1: measured 1: must be an object, not 1" },
     { "entries.0.measured.1.microseconds", "-1",
-      "entry 1: measured 2: 'microseconds' must be a number above 0, not -1" },
+      "entry 1: measured 2: 'microseconds' must be a number above 0 and up to 1e12, not -1" },
+    { "entries.0.measured.1.microseconds", "1e308", "above 0 and up to 1e12, not 1e+308" },
     { "entries.0.measured.1.name", "\"x\"",
       "entry 1: 'measured' lacks the chosen co128x256c1s4g8" },
 };
@@ -425,6 +433,35 @@ static void test_bad_fields(void **state)
         expect_refused(FP8GEN_ERR_SPEC,
                        (const char *const[]){ changes[i].wanted, "/t.json: error: ", NULL });
         json_decref(root);
+    }
+}
+
+/* Each entry cuts a dispatch, of which a bundle takes so many ranges. */
+static void test_many_entries(void **state)
+{
+    (void)state;
+    for (int count = 24; count <= 25; count++) {
+        json_t *root = good_json(), *entries = json_array();
+        for (int i = 0; i < count; i++) {
+            json_t *entry = json_deep_copy(json_array_get(json_object_get(root, "entries"), 0));
+            json_object_set_new(entry, "min_tokens", json_integer(100 * i + 1));
+            json_object_set_new(entry, "measured_tokens", json_integer(100 * i + 30));
+            json_object_set_new(entry, "max_tokens", json_integer(100 * i + 50));
+            json_array_append_new(entries, entry);
+        }
+        json_object_set_new(root, "entries", entries);
+        write_json(root, 0);
+        json_decref(root);
+        if (count == 24) {
+            json_t *plan = plan_with(file_path, NULL);
+            assert_in_range(json_array_size(dispatch_of(plan, "fprop")), 48, 64);
+            json_decref(plan);
+        } else {
+            expect_refused(
+                FP8GEN_ERR_SPEC,
+                (const char *const[]){
+                    "entry 25: it is the 25th for the same GEMM (fprop 6144 4096", NULL });
+        }
     }
 }
 
@@ -510,6 +547,7 @@ int main(void)
         cmocka_unit_test(test_force_before_tuning),
         cmocka_unit_test(test_hash),
         cmocka_unit_test(test_bad_fields),
+        cmocka_unit_test(test_many_entries),
         cmocka_unit_test(test_bad_texts),
         cmocka_unit_test(test_many_errors),
         cmocka_unit_test(test_order_of_calls),
