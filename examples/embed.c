@@ -4,10 +4,10 @@
  *     fp8gen build specs/llama3_8b.lua --arch sm_90a -o llama3_8b
  *     example_embed llama3_8b qkv [tokens]
  *
- * Runs on GPU 0 if there is one that the bundle has kernels for, else on the host: the calls are the
- * same. What is worth seeing is in run(): quantise the weight once per step, fprop fills `saved`,
- * backward reads it and leaves dx, dw and dbias. All of it lies in buffers that the caller sized with
- * fp8_layer_bytes, so that nothing is allocated while training.
+ * Runs on GPU 0 if there is one that the bundle has kernels for, else on the host: the calls are
+ * the same. What is worth seeing is in run(): quantise the weight once per step, fprop fills
+ * `saved`, backward reads it and leaves dx, dw and dbias. All of it lies in buffers that the caller
+ * sized with fp8_layer_bytes, so that nothing is allocated while training.
  */
 #include <math.h>
 #include <stdio.h>

@@ -3,8 +3,9 @@
  *
  *     jit [IN_FEATURES OUT_FEATURES MAX_TOKENS]...      (default: two layers of an MLP)
  *
- * The context has a provider that builds what no bundle has; kernels and bundles stay in the cache, so the
- * second run of this program compiles nothing. Runs on GPU 0, or on the CPU where there is none.
+ * The context has a provider that builds what no bundle has; kernels and bundles stay in the cache,
+ * so the second run of this program compiles nothing. Runs on GPU 0, or on the CPU where there is
+ * none.
  */
 #include <stdio.h>
 #include <stdlib.h>

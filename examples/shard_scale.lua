@@ -1,4 +1,5 @@
--- Every rank's rows of w keep a scale of their own: the ranks agree on nothing before weights are gathered.
+-- Every rank's rows of w keep a scale of their own: the ranks agree on nothing before weights are
+-- gathered.
 return model "shard_scale" {
   mesh = { fsdp = 3 },
   tokens = 96,

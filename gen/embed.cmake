@@ -3,8 +3,8 @@
 #   cmake -DROOT=<project> -DFILES=<a,b,..> -DOUTPUT=<file.c> -P gen/embed.cmake
 #
 # FILES are paths below ROOT. The name of an embedded file is its last part ("plan.lua",
-# "quantize.cu"). The array is sorted by path, so that its order does not depend on the caller, and ends
-# with a NULL name. Each file's data is followed by a NUL that its size does not count.
+# "quantize.cu"). The array is sorted by path, so that its order does not depend on the caller, and
+# ends with a NULL name. Each file's data is followed by a NUL that its size does not count.
 string(REPLACE "," ";" FILES "${FILES}")
 list(SORT FILES COMPARE STRING)
 set(arrays "")

@@ -66,9 +66,10 @@ FP8GEN_API const char *fp8gen_diagnostics(const fp8gen *gen);
 /* Replaces a value of every layer before the spec is checked: field is "tokens", "max_tokens" or
  * "recipe" (a name: "current" stands for recipe.current {}, also in layers that have that recipe
  * with other fields); value as text. Field "fsdp" replaces the ranks of the mesh; "shrink" ("true")
- * cuts the dims of all layers for runs on the host, keeping remainders and uneven shards. Field "gemm" forces the choice of every GEMM: "cublaslt", "generated" (the configuration
- * predicted fastest), or the name of a configuration, for the GEMMs that it serves. Call before
- * loading the spec. FP8GEN_ERR_ARGUMENT: unknown field or value. */
+ * cuts the dims of all layers for runs on the host, keeping remainders and uneven shards. Field
+ * "gemm" forces the choice of every GEMM: "cublaslt", "generated" (the configuration predicted
+ * fastest), or the name of a configuration, for the GEMMs that it serves. Call before loading
+ * the spec. FP8GEN_ERR_ARGUMENT: unknown field or value. */
 FP8GEN_API fp8gen_status fp8gen_override(fp8gen *gen, const char *field, const char *value);
 
 /* Plans by the measurements of this tuning file (JSON, written by `fp8gen tune`); GEMMs that it

@@ -2,9 +2,9 @@
  * jit_private.c - bundles of this process alone, made where the cache cannot be written.
  *
  * In: the hash of a bundle's key. Out: a folder in memory (/dev/shm) or for temporary files, in
- * which jit.c builds it; it is found again by the hash and goes when this process ends by exit. A forked
- * child neither uses nor removes what its parent has made, and a folder that somebody else removed
- * is no hit.
+ * which jit.c builds it; it is found again by the hash and goes when this process ends by exit. A
+ * forked child neither uses nor removes what its parent has made, and a folder that somebody else
+ * removed is no hit.
  */
 #include "gen/cache.h"
 

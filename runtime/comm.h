@@ -72,8 +72,8 @@ fp8_status fp8_comm_check_timeout(const char *call, double timeout);
 
 /* ---- texts and votes (comm_agree.c); all ranks make the same calls ---- */
 
-/* fp8_comm_agree; *differ: it failed because the texts differ, on all ranks alike, and may be followed by
- * another. */
+/* fp8_comm_agree; *differ: it failed because the texts differ, on all ranks alike, and may be
+ * followed by another. */
 fp8_status fp8_comm_compare(fp8_comm *comm, const char *what, const char *text, bool *differ);
 
 struct fp8_vote {

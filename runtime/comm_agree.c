@@ -2,10 +2,10 @@
  * comm_agree.c - what ranks tell each other before they rely on it: texts that must be alike,
  * votes.
  *
- * In: what this rank has. Out: the same answer on all ranks. By votes: whatever can fail on one rank
- * alone (memory, a window, an event) is tried first and voted on then, so that no rank goes on to a
- * collective that another will never make; what a vote itself needs is taken before, when opened.
- * Of a communicator of one rank no vote is asked. Blocks.
+ * In: what this rank has. Out: the same answer on all ranks. By votes: whatever can fail on one
+ * rank alone (memory, a window, an event) is tried first and voted on then, so that no rank goes on
+ * to a collective that another will never make; what a vote itself needs is taken before, when
+ * opened. Of a communicator of one rank no vote is asked. Blocks.
  */
 #include <stdio.h>
 #include <string.h>

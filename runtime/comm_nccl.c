@@ -172,8 +172,9 @@ static fp8_status remember(struct nccl *nccl, fp8_stream stream)
     return FP8_OK;
 }
 
-/* Between calls: a look at what is under way. In a call that does not come back: the end of it, if the
- * communicator is ours and the same call has it still. False: there is nothing left to watch. */
+/* Between calls: a look at what is under way. In a call that does not come back: the end of it,
+ * if the communicator is ours and the same call has it still. False: there is nothing left to
+ * watch. */
 static bool look(struct nccl *nccl)
 {
     int64_t since = atomic_load(&nccl->calling);

@@ -278,10 +278,10 @@ typedef struct fp8_device_info {
     int32_t sms;            /* SMs, or worker threads of the host context */
     int32_t arch;           /* 90 for compute capability 9.0; 0 for the host */
     int32_t driver_version; /* as cuDriverGetVersion: 13000 = CUDA 13.0; 0 for the host */
-    /* 1: a copy engine waits for a rank that has gone, and nothing ends that. From then on, on every
-     * context of the device in this process, what is released stays as it is and all else that
-     * reaches the device fails with FP8_ERR_COMM; calls of CUDA's own that wait for the device never
-     * return. End the process by _exit. */
+    /* 1: a copy engine waits for a rank that has gone, and nothing ends that. From then on, on
+     * every context of the device in this process, what is released stays as it is and all else
+     * that reaches the device fails with FP8_ERR_COMM; calls of CUDA's own that wait for the
+     * device never return. End the process by _exit. */
     int32_t is_stuck;
     uint64_t cublaslt_version; /* as cublasLtGetVersion; 0 for the host */
     uint64_t memory_bytes;
@@ -434,8 +434,9 @@ typedef struct fp8_fprop_args {
                           * with x_quantized: fp8_quantize has looked */
     const fp8_tensor
         *w; /* [N,K]. compute "bf16": instead of weight. Else NULL, or what weight's bytes
-                          * are made of first, in the copies that it has, as by fp8_quantize: one call
-                          * instead of two. weight has version 0, and its fields stay as they are */
+                          * are made of first, in the copies that it has, as by fp8_quantize: one
+                          * call instead of two. weight has version 0, and its fields stay as
+                          * they are */
     fp8_call call;
     uint64_t reserved[4];
 } fp8_fprop_args;

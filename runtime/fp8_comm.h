@@ -80,8 +80,8 @@ typedef struct fp8_comm_options {
     double timeout_seconds; /* for joining, and for a collective to finish; 0 = 120 */
     const fp8_comm_id *id;  /* give this, or */
     const char *file; /* the path through which rank 0 hands its id to the others: any path that all
-                             * ranks can write; left-overs of earlier runs do no harm. Not needed for
-                             * ranks = 1 */
+                             * ranks can write; left-overs of earlier runs do no harm. Not needed
+                             * for ranks = 1 */
     const char *name; /* in messages: "fsdp" (the default) */
     uint64_t reserved[4];
 } fp8_comm_options;

@@ -246,8 +246,8 @@ typedef enum fp8_model_reduce {
                               * memory for one more whole gradient */
 } fp8_model_reduce;
 
-/* Weights in backward. AS_SPEC here and below: as the `shard` table of the layers' spec says, of all
- * layers the same; without one, and for layers described at run time, GATHER and AVERAGE. */
+/* Weights in backward. AS_SPEC here and below: as the `shard` table of the layers' spec says, of
+ * all layers the same; without one, and for layers described at run time, GATHER and AVERAGE. */
 typedef enum fp8_model_weights {
     FP8_WEIGHTS_AS_SPEC = 0,
     FP8_WEIGHTS_GATHER = 1, /* gathered again */
@@ -277,8 +277,8 @@ typedef struct fp8_model_options {
     fp8_model_reduce reduce_by;
     uint32_t
         transposed_shards; /* 1: backward gathers transposed copies that the ranks have made of their
-                                 * rows, where one scale serves both copies; 0: it transposes what was
-                                 * gathered. Twice the memory for shards */
+                                 * rows, where one scale serves both copies; 0: it transposes
+                                 * what was gathered. Twice the memory for shards */
     uint32_t reserved0;
     const char
         *hash; /* compared over ranks at create, with the layers' shapes and recipes: the bundle's
@@ -335,7 +335,8 @@ typedef struct fp8_model_update_args {
                              * a layer with a weight hook, and of an empty shard, is not read */
     const fp8_tensor
         *bias; /* [layer_count] shards [1, count] in bias_dtype, gathered with the weight; NULL:
-                             * fprop is given the bias. Entries of layers without bias are not read */
+                             * fprop is given the bias. Entries of layers without bias are not
+                             * read */
     uint64_t version; /* of the values: one more after each optimizer step, from 1. Nothing is done
                        * if the model has it already, unless an update was ever captured: a graph
                        * brings values whenever it is launched, so from then on every update does */

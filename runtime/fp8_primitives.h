@@ -68,10 +68,10 @@ typedef struct fp8_import_args {
 
 /* Makes the transposed copy of a filled operand from its row copy, without the tensor it came from:
  * the bytes and scales that quantising both copies would have given. operand->bytes must be enough
- * for both. Possible where the copies share their scales: one a tensor; the w of recipe "block"; a w
- * with weight_scale shard, whose row scales are equal within 128 rows and become those of 128 x 128
- * of the copy. Elsewhere each copy has scales of its own (scaling by row, x and dy of recipe
- * "block"): FP8_ERR_UNSUPPORTED. Does nothing if the copy is there. */
+ * for both. Possible where the copies share their scales: one a tensor; the w of recipe "block";
+ * a w with weight_scale shard, whose row scales are equal within 128 rows and become those of
+ * 128 x 128 of the copy. Elsewhere each copy has scales of its own (scaling by row, x and dy of
+ * recipe "block"): FP8_ERR_UNSUPPORTED. Does nothing if the copy is there. */
 typedef struct fp8_transpose_args {
     uint32_t size;
     uint32_t reserved0;

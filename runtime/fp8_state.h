@@ -77,9 +77,10 @@ FP8_API fp8_status fp8_state_describe(const fp8_state *state, fp8_state_view *vi
  * Loading into a state of another history_length keeps the newest entries; the number of tensors
  * must be the same. Scales are taken as saved: the next step changes them. Only one that would not
  * let the amaxes saved with it fit the format (of a state whose spec had another one) is made anew
- * at once. The data is checked before anything is changed: its header and size, and that every number is one that a state can
- * have. It carries no checksum: an amax or a scale that was altered to another good one is taken.
- * Both block until the stream's earlier work and the copy are done.
+ * at once. The data is checked before anything is changed: its header and size, and that every
+ * number is one that a state can have. It carries no checksum: an amax or a scale that was
+ * altered to another good one is taken. Both block until the stream's earlier work and the copy
+ * are done.
  * FP8_ERR_ARGUMENT: NULL, bytes too small, data of another version, of other tensors, or with a
  * number that no state has. */
 FP8_API fp8_status fp8_state_bytes(const fp8_state *state, size_t *bytes);

@@ -4,8 +4,8 @@
  * In: dense FP8 bytes on the device, scales on the host, one for each stretch of rows. Out: the row
  * copy of a weight. A weight of several parts with a scale each ([q; k; v]) is a weight of row
  * scaling whose vector of scales is constant along each part, so products need to know nothing of
- * it. Along the other dim such scales are no vector of a copy: only the row copy can be had, but where
- * a layer has scales by shard, whose parts end at multiples of 128 rows (fp8_transpose).
+ * it. Along the other dim such scales are no vector of a copy: only the row copy can be had, but
+ * where a layer has scales by shard, whose parts end at multiples of 128 rows (fp8_transpose).
  */
 #include <float.h>
 #include <string.h>

@@ -93,8 +93,8 @@ bool fp8_context_is_stuck(const struct fp8_context *context);
 void fp8_context_set_stuck(const struct fp8_context *context);
 
 /* Makes the context's device current for this thread unless it is already; leave undoes exactly
- * that. Both do nothing on the host. FP8_ERR_COMM: the device is stuck; as all ways to a device lead
- * through here, no call of the runtime waits for one that is. */
+ * that. Both do nothing on the host. FP8_ERR_COMM: the device is stuck; as all ways to a device
+ * lead through here, no call of the runtime waits for one that is. */
 fp8_status fp8_context_enter(const struct fp8_context *context, bool *pushed);
 void fp8_context_leave(const struct fp8_context *context, bool pushed);
 
@@ -119,8 +119,9 @@ fp8_status fp8_capture_of(const struct fp8_context *context, const char *call, f
 fp8_status fp8_uncaptured_enter(const struct fp8_context *context, const char *call,
                                 fp8_stream stream, struct fp8_uncaptured *entered);
 void fp8_uncaptured_leave(const struct fp8_context *context, const struct fp8_uncaptured *entered);
-/* The same for releases, whatever is captured. False: the device is stuck or cannot be made current,
- * and what was to be released stays as it is. The last error of this thread is not touched. */
+/* The same for releases, whatever is captured. False: the device is stuck or cannot be made
+ * current, and what was to be released stays as it is. The last error of this thread is not
+ * touched. */
 bool fp8_release_enter(const struct fp8_context *context, struct fp8_uncaptured *entered);
 
 /* Logs the last error of this thread if `status` is one; returns `status`. */

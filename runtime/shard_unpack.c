@@ -2,8 +2,9 @@
  * shard_unpack.c - the weight of a layer from the quantised shards of all ranks.
  *
  * In: shards as shard.c and shard_rows.c wrote them, gathered by anybody as bytes, in pieces no
- * longer than a shard. Out: the operand that the passes read, the same bytes as on one GPU: rows and scales copied to their
- * places, pads zeroed, and the transposed copy brought along or made from the rows.
+ * longer than a shard. Out: the operand that the passes read, the same bytes as on one GPU: rows
+ * and scales copied to their places, pads zeroed, and the transposed copy brought along or made
+ * from the rows.
  */
 #include "runtime/shard.h"
 

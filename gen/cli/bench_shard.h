@@ -34,7 +34,7 @@ struct shard_bench {
     struct shard_bench_span {
         fp8_model_span span;
         int rank;
-    } * spans; /* of the traced step: ranks times SHARD_BENCH_SPANS places, `what` NULL where none is */
+    } * spans; /* of the traced step, SHARD_BENCH_SPANS a rank; `what` NULL: none there */
 };
 
 /* One rank of it. */

@@ -239,8 +239,8 @@ void cli_wait_if_ending(void);
 int cli_temp_publish(const char *temp, const char *path);
 /* "%s/%s"; NULL if out of memory. */
 char *cli_path_join(const char *folder, const char *name);
-/* Writes a whole file through a temporary name beside it, where a link leads if it is one; a device, a
- * pipe or what the program's output goes to is written itself. */
+/* Writes a whole file through a temporary name beside it, where a link leads if it is one; a
+ * device, a pipe or what the program's output goes to is written itself. */
 int cli_write_file(const char *path, const void *data, size_t bytes);
 /* Whether that could be done, said before the work whose result it is. */
 int cli_try_file(const char *path);

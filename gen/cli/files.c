@@ -2,12 +2,13 @@
  * files.c - folders and files that the program writes: nothing half-written is ever left.
  *
  * Files are written under a temporary name and renamed, where a link leads if it is one; devices,
- * pipes and the program's own output (/dev/stdout) are written themselves. Folders are filled under a temporary name (cli_temp_create) and renamed
- * by cli_temp_publish. A thread waits for SIGINT, SIGTERM and SIGHUP and removes the temporary
- * folders before the signal ends the program: a handler could not do that safely. What the main
- * thread then fails at is not reported: it waits for the end (cli_wait_if_ending). The folder of a
- * running build belongs to the library, which names it by cli_temp_guard. The thread is started
- * with the first temporary folder; threads made later inherit the blocked signals.
+ * pipes and the program's own output (/dev/stdout) are written themselves. Folders are filled under
+ * a temporary name (cli_temp_create) and renamed by cli_temp_publish. A thread waits for SIGINT,
+ * SIGTERM and SIGHUP and removes the temporary folders before the signal ends the program: a
+ * handler could not do that safely. What the main thread then fails at is not reported: it waits
+ * for the end (cli_wait_if_ending). The folder of a running build belongs to the library, which
+ * names it by cli_temp_guard. The thread is started with the first temporary folder; threads made
+ * later inherit the blocked signals.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -200,8 +201,9 @@ char *cli_path_join(const char *folder, const char *name)
     return path;
 }
 
-/* Whether the path names a device, a pipe or what the program's own output goes to: written itself, for a
- * new file in its place would be something else. *own: the descriptor of that output, else -1. */
+/* Whether the path names a device, a pipe or what the program's own output goes to: written
+ * itself, for a new file in its place would be something else. *own: the descriptor of that
+ * output, else -1. */
 static bool is_kept(const char *path, int *own)
 {
     struct stat target, output;

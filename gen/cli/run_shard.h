@@ -58,9 +58,8 @@ struct shard_layer {
     fp8_layer_info info;
     fp8_state *state;           /* of delayed scales; else NULL */
     int64_t first, rows, chunk; /* rows of w here; of every chunk */
-    bool
-        reduce_each; /* every micro-batch is reduced and added up in fp32; else one sum at the last */
-    fp8_dtype rows_dtype; /* of dw here */
+    bool reduce_each;           /* each micro-batch is summed in fp32; else once, at the last */
+    fp8_dtype rows_dtype;       /* of dw here */
     struct cli_buffer buffers[SHARD_BUFFERS];
     fp8_operand saved, grad, ref_weight, ref_saved;
     double *exact,

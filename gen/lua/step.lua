@@ -1,8 +1,9 @@
 -- step.lua - what sharing weights over the GPUs of one host costs: a collective, and a whole step.
 --
--- In: numbers. collective() takes an op, bytes of a rank's piece, and ranks; step() the seconds of every pass, the
--- bytes of every gather and sum, in the order of the model. Out: predicted seconds; nil beyond one
--- host. For people: nothing is chosen by it, and nothing here knows a spec, a kernel or a device.
+-- In: numbers. collective() takes an op, bytes of a rank's piece, and ranks; step() the seconds of
+-- every pass, the bytes of every gather and sum, in the order of the model. Out: predicted seconds;
+-- nil beyond one host. For people: nothing is chosen by it, and nothing here knows a spec, a kernel
+-- or a device.
 --
 -- The step is played, not summed: one stream computes, one communicates, as runtime/model_gather.c
 -- and model_pass.c enqueue them (two slots, one group ahead, sums behind wgrad from two buffers).
@@ -60,8 +61,8 @@ function M.crossing(op, bytes, ranks)
     return bytes * (ranks - 1.0) * (op == "all_reduce_max" and 2.0 / ranks or 1)
 end
 
--- Seconds of a collective; bytes: as of crossing(). way: of all_gather and all_to_all "copy_engine" (nil: this) or
--- "kernels", of a sum the dtype of its numbers. nil: not known.
+-- Seconds of a collective; bytes: as of crossing(). way: of all_gather and all_to_all "copy_engine"
+-- (nil: this) or "kernels", of a sum the dtype of its numbers. nil: not known.
 function M.collective(op, bytes, ranks, way)
     if way == "fp16" then way = "bf16" end
     local ways = NETWORK[op]

@@ -471,7 +471,8 @@ static void two_weights_share_a_slot(void **state)
     }
 }
 
-/* An equal version is current only in an operand that has the copies wanted and is of this layer. */
+/* An equal version is current only in an operand that has the copies wanted and is of this
+ * layer. */
 static void an_equal_version_may_lack_something(void **state)
 {
     (void)state;

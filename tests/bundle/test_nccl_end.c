@@ -1,6 +1,6 @@
 /*
- * test_nccl_end.c - how communicators over the fake NCCL end: aborted once, by whoever has the handle
- * then, and a device on which an abort never ends is stuck for all contexts of the process.
+ * test_nccl_end.c - how communicators over the fake NCCL end: aborted once, by whoever has the
+ * handle then, and a device on which an abort never ends is stuck for all contexts of the process.
  *
  * The moments that no timing hits are made here: the watcher tries the communicator's lock between
  * its look at a call and its decision, so pthread_mutex_trylock is ours.
@@ -151,8 +151,8 @@ static int call_until_looked_at(void)
     return moment.result;
 }
 
-/* The call fails by itself (variant 0) or succeeds (1) after the watcher has found it late, before it
- * takes the handle. */
+/* The call fails by itself (variant 0) or succeeds (1) after the watcher has found it late,
+ * before it takes the handle. */
 static int back_in_time(struct process *p)
 {
     CHECK(process_join(p) == FP8_OK);

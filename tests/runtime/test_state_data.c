@@ -44,7 +44,8 @@ static void saved_states_continue_where_they_were(void **state)
     }
 }
 
-/* A run that goes on with gradients in E4M3: with E5M2's scale they would all saturate for a step. */
+/* A run that goes on with gradients in E4M3: with E5M2's scale they would all saturate for a
+ * step. */
 static void a_scale_of_another_format_is_made_anew(void **state)
 {
     (void)state;
