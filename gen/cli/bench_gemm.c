@@ -530,23 +530,20 @@ const struct cli_command cli_bench_gemm_command = {
     .name = "bench gemm",
     .operands = "",
     .summary = "generated GEMMs against the best of cuBLASLt, and bf16",
-    .details =
-        "Needs a CUDA device. A row is one GEMM: the fastest generated kernel against the fastest "
-        "of "
-        "all\n"
-        "cuBLASLt algorithms with the same accumulation, on the same operands, and against the "
-        "fastest\n"
-        "bf16 one, all in turns in one run; every FP8 result is checked first. 'peak' is the share "
-        "of\n"
-        "1979 TFLOP/s; 'plan's' is what the plan would choose among the generated kernels. Cases:\n"
-        "  tensor_fast   fprop (E4M3 x E4M3), dgrad (E5M2 x E4M3), bf16 out, fast accumulation\n"
-        "  tensor_split  the same with split accumulation, against cuBLASLt without fast "
-        "accumulation\n"
-        "  wgrad_split   E5M2 x E4M3 added into fp32, split accumulation\n"
-        "  wgrad_fast    the same, fast accumulation\n"
-        "  odd_n         N = 2556, against our own N = 2560\n"
-        "Rows are printed as they finish; geometric means and the least ratio of each case come "
-        "last.",
+    .details = "Needs a CUDA device. A row is one GEMM: the fastest generated kernel against the "
+               "fastest of all cuBLASLt algorithms with the same accumulation, on the same "
+               "operands, and against the fastest bf16 one, all in turns in one run; every FP8 "
+               "result is checked first. 'peak' is the share of 1979 TFLOP/s; 'plan's' is what the "
+               "plan would choose among the generated kernels. Cases:\n"
+               "  tensor_fast   fprop (E4M3 x E4M3), dgrad (E5M2 x E4M3), bf16 out, fast "
+               "accumulation\n"
+               "  tensor_split  the same with split accumulation, against cuBLASLt without fast "
+               "accumulation\n"
+               "  wgrad_split   E5M2 x E4M3 added into fp32, split accumulation\n"
+               "  wgrad_fast    the same, fast accumulation\n"
+               "  odd_n         N = 2556, against our own N = 2560\n"
+               "Rows are printed as they finish; geometric means and the least ratio of each case "
+               "come last.",
     .options = bench_options_gemm,
     .values_size = sizeof(struct bench_values),
     .run = run,

@@ -232,11 +232,11 @@ const struct cli_command cli_bench_host_command = {
     .name = "bench host",
     .operands = "[SPEC]",
     .summary = "host time of one call of each pass",
-    .details = "Needs a CUDA device. Medians of many calls; the launch queue is kept short. With a "
-               "spec: how\n"
-               "long its model takes to start, with an empty cache and with a full one. Where "
-               "python3 (or\n"
-               "FP8GEN_PYTHON) has PyTorch with CUDA, its bf16 linear is measured in the same run.",
+    .details =
+        "Needs a CUDA device. Medians of many calls; the launch queue is kept short. With a "
+        "spec: how long its model takes to start, with an empty cache and with a full one. "
+        "Where python3 (or FP8GEN_PYTHON) has PyTorch with CUDA, its bf16 linear is measured "
+        "in the same run.",
     .max_operands = 1,
     .options = bench_options_host,
     .values_size = sizeof(struct bench_values),

@@ -352,10 +352,8 @@ const struct cli_command cli_bench_layer_command = {
     .operands = "",
     .summary = "a whole layer against bf16 and the best of cuBLASLt",
     .details = "Needs a CUDA device. Forward and backward in FP8 against the three bf16 GEMMs by "
-               "the fastest\n"
-               "of all cuBLASLt algorithms, and each part against its own yardstick, all in turns "
-               "in one run.\n"
-               "A ratio above 1 is better than the baseline.",
+               "the fastest of all cuBLASLt algorithms, and each part against its own yardstick, "
+               "all in turns in one run. A ratio above 1 is better than the baseline.",
     .options = bench_options_layer,
     .values_size = sizeof(struct bench_values),
     .run = run,

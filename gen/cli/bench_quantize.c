@@ -113,10 +113,9 @@ const struct cli_command cli_bench_quantize_command = {
     .name = "bench quantize",
     .operands = "",
     .summary = "quantising with both copies against a plain device copy, recipe by recipe",
-    .details =
-        "Needs a CUDA device. Counted as 4 bytes an element where one read is enough (delayed, "
-        "block),\n"
-        "as 6 where an amax comes first (current, rowwise); the baseline copies as many bytes.",
+    .details = "Needs a CUDA device. Counted as 4 bytes an element where one read is enough "
+               "(delayed, block), as 6 where an amax comes first (current, rowwise); the baseline "
+               "copies as many bytes.",
     .options = bench_options_quantize,
     .values_size = sizeof(struct bench_values),
     .run = run,

@@ -491,21 +491,15 @@ const struct cli_command cli_bench_shard_command = {
     .name = "bench shard",
     .operands = "",
     .summary = "gathers, reductions and a training step over ranks that share weights",
-    .details =
-        "Needs a GPU for each rank. collectives: bandwidths over a rank's links (bus) by size, of "
-        "gathers by\n"
-        "copy engines against NCCL's kernels, and of reduce-scatters. Sizes (bytes_a_rank with "
-        "--json) are\n"
-        "of a rank's piece: what it sends of a gather, receives of a reduce-scatter. weights: the "
-        "gather of a "
-        "layer's FP8\n"
-        "bytes against bf16's by NCCL's kernels. step: forward and backward over all blocks with "
-        "gathers\n"
-        "ahead and reduce-scatters behind, against the same compute with no communication. The "
-        "slowest\n"
-        "rank counts. A ratio above 1 is better than the baseline. predicted: how far off 'plan' "
-        "is there, in\n"
-        "per cent of what was measured. --trace keeps the step of the last --ranks.",
+    .details = "Needs a GPU for each rank. collectives: bandwidths over a rank's links (bus) by "
+               "size, of gathers by copy engines against NCCL's kernels, and of reduce-scatters. "
+               "Sizes (bytes_a_rank with --json) are of a rank's piece: what it sends of a gather, "
+               "receives of a reduce-scatter. weights: the gather of a layer's FP8 bytes against "
+               "bf16's by NCCL's kernels. step: forward and backward over all blocks with gathers "
+               "ahead and reduce-scatters behind, against the same compute with no communication. "
+               "The slowest rank counts. A ratio above 1 is better than the baseline. predicted: "
+               "how far off 'plan' is there, in per cent of what was measured. --trace keeps the "
+               "step of the last --ranks.",
     .options = options,
     .values_size = sizeof(struct shard_bench_values),
     .run = run,

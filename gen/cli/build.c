@@ -100,6 +100,10 @@ const struct cli_command cli_build_command = {
     .name = "build",
     .operands = "SPEC",
     .summary = "compile the kernels of a spec and write a bundle",
+    .details =
+        "A bundle is a folder with manifest.json and the compiled kernels: all that a program "
+        "with libfp8 needs of the layers. Kernels are compiled by NVRTC; no GPU is needed. With "
+        "--arch none nothing is compiled, and the bundle runs on the host backend.",
     .min_operands = 1,
     .max_operands = 1,
     .options = options,

@@ -153,9 +153,8 @@ const struct cli_command cli_cache_list_command = {
 const struct cli_command cli_cache_trim_command = {
     .name = "cache trim",
     .summary = "remove what was used longest ago",
-    .details =
-        "Builds keep the cache within its size by themselves; this does it now, and removes what "
-        "killed\nprocesses left.",
+    .details = "Builds keep the cache within its size by themselves; this does it now, and removes "
+               "what killed processes left.",
     .operands = "",
     .options = trim_options,
     .values_size = sizeof(struct values),

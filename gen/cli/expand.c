@@ -143,6 +143,7 @@ const struct cli_command cli_expand_command = {
     .name = "expand",
     .operands = "SPEC",
     .summary = "write the CUDA text of the kernels that a spec needs",
+    .details = "It is what 'fp8gen build' compiles for the same spec and options.",
     .min_operands = 1,
     .max_operands = 1,
     .options = options,

@@ -16,13 +16,14 @@
 #include "gen/cli/ranks.h"
 
 #define MAX_COMMANDS 32
+#define PAGE_COLUMNS 96
 
 static int run_help(const void *values, int count, char **operands);
 
 const struct cli_command cli_help_command = {
     .name = "help",
     .operands = "[COMMAND]",
-    .summary = "print this page, or the page of a command",
+    .summary = "print this page, the page of a command, or with 'spec' the fields of a spec",
     .max_operands = 2,
     .run = run_help,
 };
@@ -130,7 +131,8 @@ static void print_overview(void)
     }
     printf("\noptions of every command:\n");
     cli_print_options(cli_global_options);
-    printf("\nSPEC is a file, or - for standard input.\n\nenvironment:\n");
+    printf("\nSPEC is a file, or - for standard input; 'fp8gen help spec' lists its fields.\n"
+           "\nenvironment:\n");
     cli_print_environment();
     printf("\nexit codes:\n"
            "  0 done   1 spec or template wrong   2 command line wrong\n"
@@ -139,13 +141,37 @@ static void print_overview(void)
            "'fp8gen help COMMAND' prints the options of a command.\n");
 }
 
+/* A text in lines of at most PAGE_COLUMNS; a line that begins with a space is left as it is. */
+static void print_wrapped(const char *text)
+{
+    for (size_t column = 0; *text;) {
+        const bool is_laid_out = column == 0 && *text == ' ';
+        size_t word = is_laid_out ? strcspn(text, "\n") : strcspn(text, " \n");
+        if (column > 0 && column + 1 + word > PAGE_COLUMNS) {
+            putchar('\n');
+            column = 0;
+        }
+        printf("%s%.*s", column > 0 ? " " : "", (int)word, text);
+        column += word + (column > 0);
+        text += word;
+        if (*text == '\n') {
+            putchar('\n');
+            column = 0;
+        }
+        text += *text != '\0';
+    }
+    putchar('\n');
+}
+
 static void print_page(const struct cli_command *command)
 {
     printf("usage: fp8gen %s [OPTIONS]%s%s\n\n%c%s.\n", command->name,
            command->operands[0] ? " " : "", command->operands, toupper(command->summary[0]),
            command->summary + 1);
-    if (command->details)
-        printf("\n%s\n", command->details);
+    if (command->details) {
+        putchar('\n');
+        print_wrapped(command->details);
+    }
     if (command->options && command->options->name) {
         printf("\noptions:\n");
         cli_print_options(command->options);
@@ -174,6 +200,21 @@ static bool is_help(const char *word)
     return strcmp(word, "-h") == 0 || strcmp(word, "--help") == 0;
 }
 
+/* The fields of a spec, with ranges and defaults. */
+static int print_schema(void)
+{
+    fp8gen *gen = NULL;
+    const char *text;
+    fp8gen_status status = fp8gen_open(NULL, &gen);
+    if (!status)
+        status = fp8gen_schema(gen, &text);
+    if (!status)
+        fputs(text, stdout);
+    int code = status ? cli_gen_failed(gen, status, "the fields of a spec") : CLI_DONE;
+    fp8gen_close(gen);
+    return code;
+}
+
 static int run_help(const void *values, int count, char **operands)
 {
     (void)values;
@@ -181,6 +222,8 @@ static int run_help(const void *values, int count, char **operands)
         print_overview();
         return CLI_DONE;
     }
+    if (count == 1 && strcmp(operands[0], "spec") == 0)
+        return print_schema();
     int words;
     const struct cli_command *command = find_command(count, operands, &words);
     if (command && words == count) {

@@ -532,12 +532,11 @@ const struct cli_command cli_plan_command = {
     .operands = "SPEC",
     .summary = "show passes, steps, kernels, bytes, FLOPs and predicted time",
     .details =
-        "Nothing is compiled and no device is opened. Times are predicted for an H200. The second "
-        "table\n"
-        "of a layer says by what each GEMM is computed, for each range of M, and why; with -v "
-        "every "
-        "range\n"
-        "and the whole reason. TFLOP/s are predicted, or as a tuning file measured them.",
+        "Nothing is compiled and no device is opened. Times are predicted for an H200. The "
+        "second table of a layer says by what each GEMM is computed, for each range of M, "
+        "and why; with -v every range and the whole reason. TFLOP/s are predicted, or as a "
+        "tuning file measured them. For a mesh of several ranks, times, bytes and memory are those "
+        "of a rank with a full shard.",
     .min_operands = 1,
     .max_operands = 1,
     .options = options,

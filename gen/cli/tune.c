@@ -396,23 +396,15 @@ const struct cli_command cli_tune_command = {
     .name = "tune",
     .operands = "SPEC",
     .summary = "measure which kernel each GEMM should take and write a tuning file",
-    .details = "Needs a CUDA device. Every GEMM of the spec, in every range of M that the plan "
-               "tells apart, "
-               "is\n"
-               "measured with all generated configurations, all FP8 algorithms that cuBLASLt "
-               "offers and all "
-               "its\n"
-               "bf16 ones: in turns, on buffers in rotation, with random data, at sustained "
-               "clocks. A result "
-               "is\n"
-               "checked before it may win. Equal GEMMs of several layers are measured once. FILE "
-               "names the "
-               "winners\n"
-               "and holds all figures; 'fp8gen plan', 'build', 'run' and 'bench' take it by "
-               "--tuning FILE. "
-               "It is\n"
-               "written anew after each shape. Where FP8 is slower than bf16, the end of the table "
-               "says so.",
+    .details =
+        "Needs a CUDA device. Every GEMM of the spec, in every range of M that the plan "
+        "tells apart, is measured with all generated configurations, all FP8 algorithms that "
+        "cuBLASLt offers and all its bf16 ones: in turns, on buffers in rotation, with "
+        "random data, at sustained clocks. A result is checked before it may win. Equal "
+        "GEMMs of several layers are measured once. FILE names the winners and holds all "
+        "figures; 'fp8gen plan', 'build', 'run' and 'bench' take it by --tuning FILE. It is "
+        "written anew after each shape. Where FP8 is slower than bf16, the end of the table "
+        "says so.",
     .min_operands = 1,
     .max_operands = 1,
     .options = options,

@@ -164,11 +164,14 @@ local check_value -- for nested tables
 -- A nested table of fields: { tensor = 1 }. Fields that are not given are not in the result.
 local function check_nested(state, field, value, entry)
     if type(value) ~= "table" or state.records[value] then
-        local names = schema.names(field.fields)
+        local first = schema.scopes[field.fields][1]
+        if first.min and first.min == first.max then -- nothing to choose there
+            first = schema.scopes[field.fields][2]
+        end
         local example = type(value) == "string" and ('"%s"'):format(value) or tostring(value)
         local simple = type(value) == "string" or type(value) == "number"
         return nil, ("'%s' must be a table, not %s"):format(field.name, a_kind(state, value)),
-            ("write %s = { %s = %s }"):format(field.name, names[1], simple and example or "...")
+            ("write %s = { %s = %s }"):format(field.name, first.name, simple and example or "...")
     end
     local inner = state.report:nested(entry, field.name)
     check_keys(state, field.fields, inner, value)
@@ -183,11 +186,20 @@ end
 
 checkers.table = check_nested
 
+-- The recipe of that name; nil if there is none.
+local function recipe_named(name)
+    for _, recipe in ipairs(schema.recipes) do
+        if recipe == name then
+            return recipe
+        end
+    end
+end
+
 function checkers.recipe(state, field, value, entry)
     local record = state.records[value]
     if not record or record.what ~= "recipe" then
         return nil, ("'%s' must be a recipe, not %s"):format(field.name, a_kind(state, value)),
-            "write recipe = recipe.current {}"
+            ("write recipe = recipe.%s {}"):format(recipe_named(value) or "current")
     elseif not record.known then
         return nil -- reported where it was named
     elseif record.open then

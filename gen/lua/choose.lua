@@ -277,7 +277,10 @@ local function forced(gemm, range, word)
     if word == "cublaslt" and gemm.scaling ~= "tile" then return { cublaslt(gemm, lt, why) } end
     local item = best_of(problem, wanted and { [wanted.name] = true })
     if gemm.scaling == "tile" and (word == "cublaslt" or not item) then
-        item, why = best_of(problem), why .. ", which does not apply scales along the contraction"
+        item = best_of(problem)
+        why = why .. (word == "cublaslt"
+            and ", but cuBLASLt has no product of one scale a tensor by scales of blocks"
+            or ", which does not apply scales along the contraction")
     end
     if not item then
         return { cublaslt(gemm, lt, gemm.scaling ~= "block"

@@ -445,6 +445,20 @@ local function distance(a, b)
     return row[#b]
 end
 
+-- The only word of the list that goes on where this one ends: "history" of "history_length".
+local function beginning_with(word, list)
+    local found
+    for _, candidate in ipairs(list) do
+        if #word > 1 and candidate:sub(1, #word + 1) == word:lower() .. "_" then
+            if found then
+                return nil
+            end
+            found = candidate
+        end
+    end
+    return found
+end
+
 -- The word of the list that was probably meant; nil if none is near.
 function locate.nearest(word, list)
     local best, best_distance
@@ -458,7 +472,7 @@ function locate.nearest(word, list)
             best, best_distance = candidate, d
         end
     end
-    return best
+    return best or beginning_with(word, list)
 end
 
 return locate

@@ -289,8 +289,15 @@ local tensor_parallel = {
     "leave it out; mesh = { fsdp = ... } shares the weight",
 }
 local ranks = { "the number of ranks stands in the model's mesh", "write mesh = { fsdp = ... }" }
-local sharding = { tensor = tensor_parallel, sequence_parallel = tensor_parallel, fsdp = ranks }
-schema.other_fields = { layer = sharding, model = sharding }
+local function elsewhere(word)
+    return {
+        tensor = tensor_parallel,
+        sequence_parallel = tensor_parallel,
+        fsdp = ranks,
+        name = { "the name stands in front of the braces", ('write %s "name" { ... }'):format(word) },
+    }
+end
+schema.other_fields = { layer = elsewhere "linear", model = elsewhere "model" }
 
 -- Values that fp8gen_override may set.
 schema.overrides = { "tokens", "max_tokens", "recipe", "gemm", "fsdp", "shrink" }

@@ -47,6 +47,8 @@ local function syntax_hint(message, near)
         return "is a comma missing before it?"
     elseif message:find("unfinished string") then
         return "a text ends on the line it starts on, with the same quote"
+    elseif near == "in" then
+        return "'in' is a word of Lua; the field is in_features"
     elseif near == "=" or near == "==" or near == ":" then
         return "a field is written name = value"
     elseif near == "-" or near == "/" or near == "#" then
@@ -269,7 +271,8 @@ function spec.override(name, text)
     if name == "gemm" then
         local problem, hint = choose.force_problem(text)
         if problem then
-            error({ message = problem, hint = hint }, 0)
+            local near = locate.nearest(text, { "cublaslt", "generated" })
+            error({ message = problem, hint = near and ("did you mean '%s'?"):format(near) or hint }, 0)
         end
         forced_gemm = text
         return

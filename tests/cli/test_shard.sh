@@ -30,6 +30,13 @@ expect_out_has "quantize_bf16_e4m3  bf16 -> e4m3         6144 x 4096"
 expect_out_has "memory: quantised w 50.3 MB, "
 expect_out_lacks "of a rank"
 
+case_of "a product that cuBLASLt has not is generated, whatever --gemm says, and the plan says why"
+run fp8gen plan examples/shard_scale.lua --layer up --gemm cublaslt -v
+expect_code 0
+expect_out_has "gemm = cublaslt is asked for, but cuBLASLt has no product of one scale a tensor by"
+run fp8gen plan examples/shard_scale.lua --layer up --gemm pp128x128c1s6g8 -v
+expect_out_has "gemm = pp128x128c1s6g8 is asked for, which does not apply scales along the contraction"
+
 case_of "one rank of them"
 run fp8gen plan $spec --fsdp 8 --rank 7 --layer head
 expect_code 0

@@ -1,0 +1,1 @@
+return model "short" { layers = { linear "a" { in = 64, out = 64 } } }
