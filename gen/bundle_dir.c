@@ -317,34 +317,13 @@ void gen_bundle_abandon(struct gen_bundle_dir *dir)
 
 /* ---- write ----------------------------------------------------------------------------------- */
 
-static int write_all(int fd, const char *data, size_t size)
-{
-    while (size > 0) {
-        ssize_t n = write(fd, data, size);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? errno : EIO;
-        data += n;
-        size -= (size_t)n;
-    }
-    return 0;
-}
-
 fp8gen_status gen_bundle_write(struct gen_bundle_dir *dir, const char *name, const void *data,
                                size_t size)
 {
     const char *path = arena_printf(&dir->gen->arena, "%s/%s", dir->temporary, name);
     if (path == NULL)
         return gen_out_of_memory(dir->gen);
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return fail_system(dir->gen, "create", path, errno);
-    int error = write_all(fd, data, size);
-    if (error == 0 && fsync(fd) != 0)
-        error = errno;
-    if (close(fd) != 0 && error == 0)
-        error = errno;
+    int error = gen_write_file(AT_FDCWD, path, 0666, data, size);
     return error == 0 ? FP8GEN_OK : fail_system(dir->gen, "write", path, error);
 }
 
@@ -355,18 +334,17 @@ static int sync_folder(const char *path)
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return errno;
-    /* Some file systems cannot sync a folder and say EINVAL: nothing more can be done there. */
-    int error = fsync(fd) != 0 && errno != EINVAL ? errno : 0;
+    int error = gen_sync_folder(fd);
     close(fd);
     return error;
 }
 
-/* mkdtemp made the folder private; a bundle has the rights that mkdir would give it. */
-static int open_rights(const char *path)
+/* mkdtemp made the folder private; a bundle has the rights that mkdir gives: those of the folder in
+ * it. (To ask for the umask is to change it, for all threads.) */
+static int open_rights(const char *path, const char *inner)
 {
-    mode_t mask = umask(0);
-    umask(mask);
-    return chmod(path, 0777 & ~mask) != 0 ? errno : 0;
+    struct stat info;
+    return stat(inner, &info) != 0 || chmod(path, info.st_mode & 0777) != 0 ? errno : 0;
 }
 
 /* Without RENAME_EXCHANGE: moves the old one aside, and back if the new one cannot take its
@@ -414,7 +392,7 @@ fp8gen_status gen_bundle_commit(struct gen_bundle_dir *dir)
     const char *inner = arena_printf(&gen->arena, "%s/%s", dir->temporary, FP8_BUNDLE_KERNEL_DIR);
     if (inner == NULL)
         return gen_out_of_memory(gen);
-    int error = open_rights(dir->temporary);
+    int error = open_rights(dir->temporary, inner);
     if (error == 0)
         error = sync_folder(inner);
     if (error == 0)

@@ -19,6 +19,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/thread.h"
+
 /* ---- headers --------------------------------------------------------------------------------- */
 
 enum { SOURCES_MAX = 64 };
@@ -258,7 +260,7 @@ static fp8gen_status run_threads(struct fp8gen *gen, struct work *work, int32_t 
     int32_t started = 0;
     int error = 0;
     while (started < count && error == 0) {
-        error = pthread_create(&threads[started], NULL, work_thread, work);
+        error = fp8_thread_start(&threads[started], work_thread, work);
         if (error == 0)
             started++;
     }

@@ -1,5 +1,6 @@
 /*
- * files.c - text that comes from outside a session: files, embedded files, templates.
+ * files.c - text that comes from outside a session: files, embedded files, templates; and how bytes
+ * get to the disk.
  *
  * In: a path or a name; out: NUL-terminated text in the session's arena, or one error that says
  * what is wrong with the file. Only regular files are read (a FIFO or a terminal would hang,
@@ -25,21 +26,9 @@ const struct embedded_file *gen_embedded(const char *name)
 static fp8gen_status fail_file(struct fp8gen *gen, const char *path, const char *why,
                                const char *hint)
 {
-    struct buf name = { 0 };
-    struct buf message = { 0 };
-    buf_put_clean(&name, path, strlen(path));
-    buf_puts(&message, why);
-    fp8gen_status status = FP8GEN_ERR_MACHINE;
-    if (name.failed || message.failed) {
-        status = gen_out_of_memory(gen);
-    } else {
-        gen_report(gen, &(struct gen_diag){ .file = name.size > 0 ? name.data : "''",
-                                            .message = message.data,
-                                            .hint = hint });
-    }
-    buf_free(&name);
-    buf_free(&message);
-    return status;
+    gen_report(gen, &(struct gen_diag){
+                        .file = *path != '\0' ? path : "''", .message = why, .hint = hint });
+    return FP8GEN_ERR_MACHINE;
 }
 
 static fp8gen_status fail_errno(struct fp8gen *gen, const char *path, const char *verb, int error)
@@ -48,9 +37,7 @@ static fp8gen_status fail_errno(struct fp8gen *gen, const char *path, const char
     return why == NULL ? gen_out_of_memory(gen) : fail_file(gen, path, why, NULL);
 }
 
-/* Reads until the end of the file or until `capacity` is full. Returns the bytes read, or -1 with
- * errno set. */
-static ssize_t read_all(int fd, char *data, size_t capacity)
+int64_t gen_read_bytes(int fd, char *data, size_t capacity)
 {
     size_t size = 0;
     while (size < capacity) {
@@ -63,7 +50,40 @@ static ssize_t read_all(int fd, char *data, size_t capacity)
             break;
         size += (size_t)got;
     }
-    return (ssize_t)size;
+    return (int64_t)size;
+}
+
+static int write_all(int fd, const char *data, size_t size)
+{
+    while (size > 0) {
+        ssize_t n = write(fd, data, size);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? errno : EIO;
+        data += n;
+        size -= (size_t)n;
+    }
+    return 0;
+}
+
+int gen_write_file(int folder, const char *name, unsigned mode, const void *data, size_t size)
+{
+    int fd = openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    if (fd < 0)
+        return errno;
+    int error = write_all(fd, data, size);
+    if (error == 0 && fsync(fd) != 0)
+        error = errno;
+    if (close(fd) != 0 && error == 0)
+        error = errno;
+    return error;
+}
+
+int gen_sync_folder(int fd)
+{
+    /* Some file systems cannot sync a folder and say EINVAL: nothing more can be done there. */
+    return fsync(fd) != 0 && errno != EINVAL ? errno : 0;
 }
 
 static fp8gen_status fail_large(struct fp8gen *gen, const char *path, long long size, size_t limit)
@@ -93,7 +113,7 @@ static fp8gen_status read_open_file(struct fp8gen *gen, const char *path, int fd
     char *name = arena_copy(&gen->arena, path, strlen(path));
     if (data == NULL || name == NULL)
         return gen_out_of_memory(gen);
-    ssize_t size = read_all(fd, data, capacity);
+    int64_t size = gen_read_bytes(fd, data, capacity);
     if (size < 0)
         return fail_errno(gen, path, "read the file", errno);
     if ((size_t)size == capacity)

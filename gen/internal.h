@@ -95,8 +95,8 @@ struct script {
     bool running;     /* the spec is being evaluated */
     const char *stop; /* the limit that ended it: "instructions", "time", "memory"; NULL = none */
     int64_t instructions; /* left to the spec */
-    int64_t deadline_ns;
-    int line; /* of the spec, where the last error was met; 0 = unknown */
+    double deadline;      /* on fp8_clock */
+    int line;             /* of the spec, where the last error was met; 0 = unknown */
 };
 
 struct gen_text {
@@ -180,6 +180,14 @@ const struct embedded_file *gen_embedded(const char *name);
  * says which). */
 fp8gen_status gen_read_file(struct fp8gen *gen, const char *path, size_t limit,
                             struct gen_text *text);
+
+/* Reads until the end of the file or until `capacity` is full: bytes, or -1 with errno set. */
+int64_t gen_read_bytes(int fd, char *data, size_t capacity);
+/* A new file in an open folder (AT_FDCWD: a path), on the disk when this returns 0; else an errno
+ * value, and perhaps a part of the file is there. */
+int gen_write_file(int folder, const char *name, unsigned mode, const void *data, size_t size);
+/* The names in a folder down to the disk; 0 or an errno value. */
+int gen_sync_folder(int fd);
 
 /* The text of a template ("quantize.cu", "types.cuh"), from template_dir if that is set; text->name
  * is what diagnostics show. Reports and returns FP8GEN_ERR_MACHINE when it is not there. */

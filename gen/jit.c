@@ -14,7 +14,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,18 +89,28 @@ static fp8gen_status nvrtc_version(char version[32])
     return close_session(gen, status);
 }
 
-static char embedded_hash[33];
-
-static void hash_embedded(void)
+/* Of all built-in files, made once; false: no memory, the next call tries again. */
+static bool hash_embedded(char hash[33])
 {
+    static char known[33];
+    gen_shared_lock();
+    memcpy(hash, known, sizeof(known));
+    gen_shared_unlock();
+    if (hash[0] != '\0')
+        return true;
     struct buf all = { 0 };
     for (const struct embedded_file *file = gen_embedded_files; file->name != NULL; file++) {
         buf_printf(&all, "%s %zu\n", file->name, file->size);
         buf_put(&all, file->data, file->size);
     }
-    if (!all.failed)
-        gen_hash(all.data, all.size, embedded_hash);
+    const bool good = !all.failed;
+    if (good)
+        gen_hash(all.data, all.size, hash);
     buf_free(&all);
+    gen_shared_lock();
+    memcpy(known, hash, sizeof(known));
+    gen_shared_unlock();
+    return good;
 }
 
 static int is_template(const struct dirent *entry)
@@ -160,16 +169,14 @@ static fp8gen_status put_templates(struct buf *key, const char *folder)
 
 static fp8gen_status make_key(const struct request *request, struct buf *key)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    char version[32] = "none";
+    char version[32] = "none", embedded[33];
     fp8gen_status status = FP8GEN_OK;
-    pthread_once(&once, hash_embedded);
-    if (embedded_hash[0] == '\0')
+    if (!hash_embedded(embedded))
         return fail_memory();
     if (strcmp(request->archs, "none") != 0)
         status = nvrtc_version(version);
     buf_printf(key, "fp8gen bundle cache %d, bundle format %d\nfp8gen %s, built-in files %s\n",
-               GEN_CACHE_VERSION, FP8_BUNDLE_FORMAT_VERSION, fp8gen_version(), embedded_hash);
+               GEN_CACHE_VERSION, FP8_BUNDLE_FORMAT_VERSION, fp8gen_version(), embedded);
     buf_printf(key, "NVRTC %s\narchs %s\noptions", version, request->archs);
     for (const char *const *option = gen_nvrtc_options(); *option != NULL; option++)
         buf_printf(key, " %s", *option);

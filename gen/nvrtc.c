@@ -13,9 +13,9 @@
 #include <nvrtc.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "runtime/dynlib.h"
+#include "runtime/thread.h"
 
 struct gen_nvrtc {
     struct fp8_dynlib library;
@@ -229,13 +229,6 @@ static void compile_with(const struct gen_nvrtc *nvrtc, struct gen_job *job, con
     nvrtc->destroy(&program);
 }
 
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 void gen_compile(const struct gen_nvrtc *nvrtc, struct gen_job *job)
 {
     size_t count = (size_t)job->sources->count;
@@ -245,9 +238,9 @@ void gen_compile(const struct gen_nvrtc *nvrtc, struct gen_job *job)
         return;
     }
     gen_slot_take();
-    int64_t start = now_ms();
+    const double start = fp8_clock();
     compile_with(nvrtc, job, lists, lists + count);
-    job->milliseconds = now_ms() - start;
+    job->milliseconds = (int64_t)(1e3 * (fp8_clock() - start));
     gen_slot_give();
     gen_free(lists);
 }

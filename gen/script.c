@@ -17,7 +17,8 @@
 #include <locale.h>
 #include <lualib.h>
 #include <string.h>
-#include <time.h>
+
+#include "runtime/thread.h"
 
 enum {
     HOOK_INSTRUCTIONS = 100, /* between two looks at the clock */
@@ -75,13 +76,6 @@ static void *script_alloc(void *user, void *memory, size_t old_size, size_t new_
     return fresh;
 }
 
-static int64_t now_ns(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
 static void count_hook(lua_State *L, lua_Debug *info)
 {
     (void)info;
@@ -89,7 +83,7 @@ static void count_hook(lua_State *L, lua_Debug *info)
     script->instructions -= HOOK_INSTRUCTIONS;
     if (script->instructions < 0)
         script->stop = "instructions";
-    else if (now_ns() > script->deadline_ns)
+    else if (fp8_clock() > script->deadline)
         script->stop = "time";
     else if (script->memory_hits > MEMORY_HITS_MAX)
         script->stop = "memory";
@@ -436,7 +430,7 @@ static int run_fenced(lua_State *L, int strings)
     script->stop = NULL;
     script->line = 0;
     script->instructions = script->limits.instructions;
-    script->deadline_ns = now_ns() + script->limits.wall_ms * 1000000;
+    script->deadline = fp8_clock() + (double)script->limits.wall_ms * 1e-3;
     script->memory_limit = script->memory_used + script->limits.memory_bytes;
     script->memory_hit = false;
     script->memory_hits = 0;

@@ -255,14 +255,10 @@ static char *read_file(int folder, const char *name, size_t *size)
         error = EPERM;
     if (error == 0 && (data = gen_realloc(NULL, (size_t)info.st_size + 1)) == NULL)
         error = ENOMEM;
-    *size = 0;
-    while (error == 0 && *size < (size_t)info.st_size) {
-        ssize_t got = read(fd, data + *size, (size_t)info.st_size - *size);
-        if (got > 0)
-            *size += (size_t)got;
-        else if (got == 0 || errno != EINTR)
-            error = got == 0 ? EIO : errno;
-    }
+    int64_t got = error == 0 ? gen_read_bytes(fd, data, (size_t)info.st_size) : 0;
+    if (error == 0 && got != info.st_size)
+        error = got < 0 ? errno : EIO;
+    *size = error == 0 ? (size_t)got : 0;
     close(fd);
     if (error != 0) {
         gen_free(data);
@@ -444,33 +440,6 @@ int gen_writer_begin(struct gen_writer *writer, const struct gen_store *store,
     return gen_writer_put(writer, key_files[entry->kind], entry->key, entry->key_bytes);
 }
 
-static int write_all(int fd, const char *data, size_t size)
-{
-    while (size > 0) {
-        ssize_t n = write(fd, data, size);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? errno : EIO;
-        data += n;
-        size -= (size_t)n;
-    }
-    return 0;
-}
-
-static int write_file(int folder, const char *name, const void *data, size_t size)
-{
-    int fd = openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return errno;
-    int error = write_all(fd, data, size);
-    if (error == 0 && fsync(fd) != 0)
-        error = errno;
-    if (close(fd) != 0 && error == 0)
-        error = errno;
-    return error;
-}
-
 static void add_sum(struct gen_writer *writer, const char *file, const void *data, size_t size)
 {
     char hash[33];
@@ -481,7 +450,7 @@ static void add_sum(struct gen_writer *writer, const char *file, const void *dat
 int gen_writer_put(struct gen_writer *writer, const char *file, const void *data, size_t size)
 {
     add_sum(writer, file, data, size);
-    return write_file(writer->fd, file, data, size);
+    return gen_write_file(writer->fd, file, 0600, data, size);
 }
 
 int gen_writer_adopt(struct gen_writer *writer, const char *file)
@@ -493,12 +462,6 @@ int gen_writer_adopt(struct gen_writer *writer, const char *file)
     add_sum(writer, file, data, size);
     gen_free(data);
     return 0;
-}
-
-static int sync_folder(int fd)
-{
-    /* Some file systems cannot sync a folder and say EINVAL: nothing more can be done there. */
-    return fsync(fd) != 0 && errno != EINVAL ? errno : 0;
 }
 
 /* Moves our folder to `name`, or, if something is there, exchanges the two: what was there is
@@ -551,9 +514,9 @@ int gen_writer_commit(struct gen_writer *writer)
     buf_printf(&writer->sums, "end %s\n", hash);
     if (writer->sums.failed)
         return ENOMEM;
-    int error = write_file(writer->fd, SUMS, writer->sums.data, writer->sums.size);
+    int error = gen_write_file(writer->fd, SUMS, 0600, writer->sums.data, writer->sums.size);
     if (error == 0)
-        error = sync_folder(writer->fd);
+        error = gen_sync_folder(writer->fd);
     if (error != 0)
         return error;
     int parent = open_folder(writer->store->fd, gen_kind_names[writer->entry->kind]);
@@ -561,7 +524,7 @@ int gen_writer_commit(struct gen_writer *writer)
         return errno;
     error = put_in_place(writer, parent);
     if (error == 0)
-        error = sync_folder(parent);
+        error = gen_sync_folder(parent);
     if (error == 0)
         atomic_fetch_add(&commits, 1);
     close(parent);

@@ -92,10 +92,7 @@ static fp8_status read_dequantize(struct fp8_reader *reader, const struct fp8_ma
 static fp8_status read_extra_kernels(struct fp8_reader *reader, const struct fp8_manifest *manifest,
                                      const json_t *record, struct fp8_layer_plan *plan)
 {
-    const fp8_scaling *w = plan->scalings[FP8_ROLE_W];
-    bool transposes =
-        plan->shard.own_scales || (w[FP8_ROW_COPY] == w[FP8_TRANSPOSED_COPY] &&
-                                   (w[0] == FP8_SCALING_TENSOR || w[0] == FP8_SCALING_TILE));
+    bool transposes = fp8_plan_transposes(plan, FP8_ROLE_W);
     const json_t *transpose = json_object_get(record, "transpose");
     if (!json_is_null(transpose) && !transposes)
         return fp8_read_bad(reader, "'transpose' is not null, but the copies of w have scales of "
@@ -208,13 +205,13 @@ static fp8_status read_recipe(struct fp8_reader *reader, const json_t *record,
 static fp8_status read_accumulation(struct fp8_reader *reader, const json_t *record)
 {
     static const char *const keys[] = { "fprop", "dgrad", "wgrad", NULL };
-    static const char *const words[] = { "fast", "split", "256", "512" };
     const json_t *object;
     int word = 0;
     FP8_TRY(fp8_read_object(reader, record, "accumulation", &object));
     FP8_TRY(fp8_read_keys(reader, object, keys));
     for (int i = 0; keys[i]; i++)
-        FP8_TRY(fp8_read_word(reader, object, keys[i], words, 4, &word));
+        FP8_TRY(fp8_read_word(reader, object, keys[i], fp8_accumulation_names + 1,
+                              FP8_ACCUMULATION_COUNT - 1, &word));
     return FP8_OK;
 }
 

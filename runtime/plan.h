@@ -323,6 +323,17 @@ static inline fp8_dtype fp8_slot_dtype(const struct fp8_layer_plan *plan, enum f
     return plan->slots[slot] < 0 ? FP8_DTYPE_NONE : plan->buffers[plan->slots[slot]].dtype;
 }
 
+/* Whether the transposed copy of a role can be made of the row copy: they share their scales, or
+ * those of the rows are equal within 128 of them. */
+static inline bool fp8_plan_transposes(const struct fp8_layer_plan *plan, fp8_role role)
+{
+    const fp8_scaling row = plan->scalings[role][FP8_ROW_COPY];
+    if (plan->shard.own_scales && role == FP8_ROLE_W)
+        return true;
+    return row == plan->scalings[role][FP8_TRANSPOSED_COPY] &&
+           (row == FP8_SCALING_TENSOR || row == FP8_SCALING_TILE);
+}
+
 static inline const struct fp8_kernel *fp8_dequantize_kernel(const struct fp8_layer_plan *plan,
                                                              fp8_dtype format, fp8_scaling scaling)
 {

@@ -186,11 +186,7 @@ static fp8_status check_transpose(const fp8_layer *layer, const fp8_transpose_ar
                            args ? args->reserved0 : 0));
     struct fp8_check check = { .call = call, .plan = layer->plan };
     FP8_TRY(check_any_operand(&check, args->operand));
-    const fp8_scaling *scalings = layer->plan->scalings[args->operand->role];
-    const bool by_shard = layer->plan->shard.own_scales && args->operand->role == FP8_ROLE_W;
-    if (!layer->plan->transpose ||
-        (!by_shard && (scalings[FP8_ROW_COPY] != scalings[FP8_TRANSPOSED_COPY] ||
-                       (scalings[0] != FP8_SCALING_TENSOR && scalings[0] != FP8_SCALING_TILE))))
+    if (!layer->plan->transpose || !fp8_plan_transposes(layer->plan, args->operand->role))
         return fp8_fail(
             FP8_ERR_UNSUPPORTED,
             "%s: the copies of %s have scales of their own in layer '%s' (%s); quantise "

@@ -1,7 +1,7 @@
 /*
  * thread.c - see thread.h: the clock, deadlines on it, and threads without signals.
  *
- * Knows no other file of the runtime. Of what pthreads offers here only the start of a thread can
+ * Knows no other file. Of what pthreads offers here only the start of a thread can
  * fail on Linux; that is told to the caller, who has a sentence for it.
  */
 #include "runtime/thread.h"

@@ -16,7 +16,7 @@ gen/fp8gen.h     -                                                 only:stdint.h
 gen/cli/cublaslt.c gen/cli/*.h                                     cuda* nvrtc* lua* lauxlib* lualib*
 gen/cli/*        gen/fp8gen.h runtime/fp8.h runtime/fp8_comm.h runtime/fp8_model.h runtime/fp8_state.h runtime/fp8_device.h runtime/fp8_jit.h runtime/fp8_primitives.h gen/cli/*.h            cuda* nvrtc* cublas* lua* lauxlib* lualib*
 gen/provider.c   gen/*.h runtime/fp8.h runtime/fp8_jit.h           cuda* cublas*
-gen/*            gen/*.h runtime/bundle_format.h runtime/dynlib.h  cuda* cublas*
+gen/*            gen/*.h runtime/bundle_format.h runtime/dynlib.h runtime/thread.h  cuda* cublas*
 runtime/*        runtime/*.h                                       lua* lauxlib* lualib* nvrtc*
 templates/*      *.cuh                                             *
 examples/*       gen/fp8gen.h runtime/fp8*.h fp8.h fp8gen.h         lua* lauxlib* lualib* jansson*
