@@ -67,7 +67,7 @@ __device__ __forceinline__ void init_slots(u32 base) {
     }
 }
 
-// The producer's walk.
+// The producer's walk, by all lanes of its warp: what is done once does the first one.
 struct tiles_to_load {
     u32 base;
     tile_counter counter;
@@ -81,43 +81,47 @@ struct tiles_to_load {
     __device__ __forceinline__ static bool first_of_cluster() {
         return cluster == 1 || cluster_rank() == 0;
     }
+    __device__ __forceinline__ static bool is_first_lane() { return lane_of_warp() == 0; }
     __device__ __forceinline__ bool inside() const { return t < count; }
     __device__ __forceinline__ bool is_first() const { return number == 1; }
     // Before the loads of a tile: the next one's number is under way meanwhile. The first tile does not wait
     // for the counter.
     __device__ __forceinline__ void look_ahead() {
-        if (first_of_cluster() && !is_first()) taken = take_tile(counter);
+        if (first_of_cluster() && !is_first() && is_first_lane()) taken = take_tile(counter);
     }
     __device__ __forceinline__ void publish() {
         tile_slot s = slot_at(base, number++);
+        bool first_lane = is_first_lane();
+        taken = uniform(taken);
         if (first_of_cluster()) {
             mbarrier_wait(s.empty, s.phase ^ 1);
             stumble();
-            if (cluster == 1)
-                asm volatile("st.shared.u32 [%0], %1;" ::"r"(s.value), "r"(taken) : "memory");
-            else
+            if (cluster > 1 && first_lane)
                 for (int cta = 0; cta < cluster; ++cta) store_at(s.value, taken, s.full, cta);
         }
         if (cluster == 1) {
-            mbarrier_arrive(s.full);
+            if (first_lane) {
+                asm volatile("st.shared.u32 [%0], %1;" ::"r"(s.value), "r"(taken) : "memory");
+                mbarrier_arrive(s.full);
+            }
             t = taken;
         } else {
-            mbarrier_expect(s.full, 4);
+            if (first_lane) mbarrier_expect(s.full, 4);
             mbarrier_wait(s.full, s.phase);
             stumble();
-            t = read_slot(s);
-            if (!first_of_cluster()) mbarrier_arrive_at(s.empty, 0);
+            t = uniform(read_slot(s));
+            if (!first_of_cluster() && first_lane) mbarrier_arrive_at(s.empty, 0);
         }
     }
     __device__ __forceinline__ void next() {
-        if (first_of_cluster() && is_first()) {
+        if (first_of_cluster() && is_first() && is_first_lane()) {
             open_counter(counter, gridDim.x / cluster);
             taken = take_tile(counter);
         }
         publish();
         if (inside()) return;
         u32 last = gridDim.x / cluster + count - 1;
-        if (first_of_cluster() && taken == last) *counter.words = ~counter.epoch;
+        if (first_of_cluster() && taken == last && is_first_lane()) *counter.words = ~counter.epoch;
         if (pingpong) publish(); // the end, for the other warpgroup too
     }
 };
@@ -135,7 +139,6 @@ struct tiles_to_make {
         stumble();
         return uniform(read_slot(s)) < count;
     }
-    __device__ __forceinline__ int peek() const { return read_slot(slot_at(base, number)); }
     // The tile; its slot is free from now on.
     __device__ __forceinline__ int take() const {
         tile_slot s = slot_at(base, number);

@@ -1,10 +1,12 @@
 // epilogue.cuh - accumulators to the output in slabs, under the next tile.
 //
-// A warpgroup's 64 rows leave in slabs of 128 bytes a row, laid into shared memory with the 128-byte
-// swizzle. Each warp lays and sends its own 16 rows, and waits for no other one. By TMA,
-// where the output's address, leading dim and row are multiples of 16 bytes: the store (or reduce-add) drains
-// while the next slab is filled and the next tile multiplied. Otherwise by the threads, eight bytes a lane
-// where the output's alignment allows it; nothing outside the output is touched. Which of the two is the caller's choice, call by call. A sum into 16 bits takes the threads' way.
+// A warpgroup's 64 rows leave in slabs of 128 bytes a row, laid into shared memory with the
+// 128-byte swizzle. Each warp lays and sends its own 16 rows, and waits for the others of its
+// warpgroup only where the columns have a bias or scales. By TMA, where the output's address,
+// leading dim and row are multiples of 16 bytes: the store (or reduce-add) drains while the next
+// slab is filled and the next tile multiplied. Otherwise by the threads, eight bytes a lane where
+// the output's alignment allows it; nothing outside the output is touched. Which of the two is the
+// caller's choice, call by call. A sum into 16 bits takes the threads' way.
 //
 // One loop over the slabs serves all of it: only copying a slab's registers is spelled out for each.
 #pragma once
@@ -71,8 +73,8 @@ __device__ __forceinline__ void load_words(u32 (&words)[2], u32 part, int r, int
                  : "r"(chunk_at(part, r, lane / 2) + lane % 2 * 8));
 }
 
-// A warp's part of a slab by its threads: two rows at once, a lane eight bytes. Where all of it lies inside and
-// is aligned, with few instructions.
+// A warp's part of a slab by its threads: two rows at once, a lane eight bytes. Where all of it
+// lies inside and is aligned, with few instructions.
 __device__ __forceinline__ void store_part(u32 part, const output &out, int row, int col) {
     constexpr int n = 8 / sizeof(slab_t), lanes = slab_row_bytes / 8; // of a row
     constexpr int at_once = 32 / lanes;                               // rows
@@ -107,27 +109,28 @@ __device__ __forceinline__ void send_part(u32 part, const output &out, int row, 
         fence_async_shared();
         __syncwarp();
         stumble();
-        if (lane_of_warp() != 0) return;
-        if (row < out.rows && col < out.cols) {
-            if (add)
-                tma_add(*out.map, part, col, row);
-            else
-                tma_store(*out.map, part, col, row);
+        if (is_elected()) {
+            if (row < out.rows && col < out.cols) {
+                if (add)
+                    tma_add(*out.map, part, col, row);
+                else
+                    tma_store(*out.map, part, col, row);
+            }
+            tma_commit();
         }
-        tma_commit();
     } else {
         __syncwarp();
         store_part(part, out, row, col);
     }
 }
 
-// What the columns of a tile have of their own waits in shared memory, for each warpgroup: the bias, and with
-// row_scaled the scales.
+// What the columns of a tile have of their own waits in shared memory, for each warpgroup: the
+// bias, and with row_scaled the scales.
 constexpr bool has_vectors = biased || row_scaled;
-constexpr int vector_bytes = 4 * bn;
+constexpr int scales_at = biased ? 4 * bn : 0; // behind the bias
 
 __device__ __forceinline__ u32 vectors_of(const pipeline &p) {
-    return p.base + vectors_offset + p.group * vector_bytes * (row_scaled ? 2 : 1);
+    return p.base + vectors_offset + p.group * vectors_bytes;
 }
 __device__ __forceinline__ void put_float(u32 at, float x) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
@@ -147,12 +150,13 @@ __device__ __forceinline__ void put_vectors(const pipeline &p, const scales &s, 
         if (biased) // a sum with -0 changes nothing, not even 0
             put_float(vectors + 4 * i, s.bias ? entry(s.bias, col + i, out.cols) : -0.0f);
         if (row_scaled)
-            put_float(vectors + vector_bytes + 4 * i,
+            put_float(vectors + scales_at + 4 * i,
                       scale_at<b_row_scaled>(s.of_cols, col + i, out.cols));
     }
 }
 
-// Scales and bias of a slab's part of the fragment. row: the thread's first one; vectors: of its first column.
+// Scales and bias of a slab's part of the fragment. row: the thread's first one; vectors: of its
+// first column.
 __device__ __forceinline__ void finish(float *d, const scales &s, const output &out, u32 vectors,
                                        int row) {
     float of_rows[2] = {0, 0};
@@ -163,7 +167,7 @@ __device__ __forceinline__ void finish(float *d, const scales &s, const output &
     for (int j = 0; j < slab_cols / 8; ++j) {
         float2 bias = {-0.0f, -0.0f}, scale = {0, 0};
         if (biased) bias = get_floats(vectors + 32 * j);
-        if (row_scaled) scale = get_floats(vectors + 32 * j + vector_bytes);
+        if (row_scaled) scale = get_floats(vectors + 32 * j + scales_at);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float &x = d[4 * j + i], beside = i % 2 ? bias.y : bias.x;

@@ -22,8 +22,8 @@ struct slice {
     int first, blocks; // of K
 };
 __device__ __forceinline__ slice slice_of(const volatile extents &e) {
-    int each = (e.blocks + slices - 1) / slices, first = int(cluster_rank()) * each;
-    return {first, max(0, min(each, e.blocks - first))};
+    int each = whole_turns((e.blocks + slices - 1) / slices), first = int(cluster_rank()) * each;
+    return {first, whole_turns(max(0, min(each, e.blocks - first)))};
 }
 
 // All threads of the producer's warpgroup go along, for the sake of the barriers.
@@ -130,10 +130,10 @@ __device__ __forceinline__ void add_up(const scales &s, const output &out, u32 b
 
 __device__ __forceinline__ void consume(const output &out, const scales &s,
                                         const volatile extents &e, u32 base) {
-    pipeline p = {base, uniform(thread() / 128), {}};
+    pipeline p(base, uniform(thread() / 128));
     for (int t = blockIdx.x / slices; t < tiles_of(e).count(); t += gridDim.x / slices) {
         float acc[waves][accumulators];
-        multiply(acc, p, slice_of(e).blocks);
+        multiply(acc, p, uniform(slice_of(e).blocks));
         stumble();
         put_part(acc, base);
         cluster_sync();

@@ -39,7 +39,8 @@ constexpr int threads = 128 * (consumers + 1);
 constexpr int waves = bm / 64 / (pingpong ? 1 : consumers); // 64-row blocks of a warpgroup
 constexpr int accumulators = bn / 2;                        // registers of one wave
 constexpr int a_bytes = bm * bk, b_bytes = bn * bk, stage_bytes = a_bytes + b_bytes;
-constexpr int turn_barrier = 1; // named barriers, one a warpgroup
+constexpr int vectors_bytes = $vectors; // of a warpgroup (epilogue.cuh)
+constexpr int turn_barrier = 1;         // named barriers, one a warpgroup
 
 // Registers of the warpgroups come out of what the kernel starts with, the same for every thread.
 constexpr int registers_at_start = 65536 / threads / 8 * 8;
@@ -48,12 +49,12 @@ static_assert($producer_registers + consumers * $consumer_registers <=
               "registers");
 static_assert(bm % (pingpong ? 64 : 64 * consumers) == 0 && bn <= 256, "tile");
 static_assert(waves * accumulators + partials * accumulators <= 208, "accumulators would spill");
-static_assert(partials != 2 || waves == 1, "two partial sums serve one wave");
-static_assert(run == 1 || (partials == 1 && waves == 1),
-              "runs are for one partial sum of one wave");
+static_assert(partials == 0 || waves == 1, "partial sums are of one wave");
+static_assert(run == 1 || partials == 1, "runs are for one partial sum");
 static_assert(!b_tile_scaled ||
                   (partials > 0 && run == 1 && slices == 1 && !swapped && bk % bn == 0),
               "a partial sum of a tile has one scale");
+static_assert(group > 1, "the inverse of a group of one tile is 2^32");
 static_assert(!pingpong || (partials == 0 && consumers == 2),
               "two take turns, and multiply with one accumulator each");
 
@@ -63,11 +64,14 @@ static_assert(!pingpong || (partials == 0 && consumers == 2),
 // statement, since the compiler's time goes with the number of operands.
 // clang-format off
 __device__ __forceinline__ void multiply_block(float (&d)[$n], u32 a, u32 b, bool fresh) {
-    asm volatile("{\n\t.reg .pred keep;\n\t.reg .b32 low;\n\t.reg .b64 a, b;\n\t"
+    asm volatile("{\n\t.reg .pred keep;\n\t.reg .b32 la, lb;\n\t.reg .b64 a, b;\n\t"
                  "setp.eq.b32 keep, %$(n + 2), 0;\n\t"
+                 "mov.b32 la, %$n;\n\tmov.b32 lb, %$(n + 1);\n\t"
 //% for step = 0, 3 do
-                 "add.u32 low, %$n, $(2 * step);\n\tmov.b64 a, {low, %$(n + 3)};\n\t"
-                 "add.u32 low, %$(n + 1), $(2 * step);\n\tmov.b64 b, {low, %$(n + 3)};\n\t"
+//%     if step > 0 then
+                 "add.u32 la, la, 2;\n\tadd.u32 lb, lb, 2;\n\t"
+//%     end
+                 "mov.b64 a, {la, %$(n + 3)};\n\tmov.b64 b, {lb, %$(n + 3)};\n\t"
                  "wgmma.mma_async.sync.aligned.m64n$(bn)k32.f32.$(swapped and b_format or a_format).$(swapped and a_format or b_format) {"
 //%     for i = 0, n - 1 do
                  "%$i$(comma(i))"
@@ -88,15 +92,20 @@ constexpr int extents_offset = barriers_offset + 16 * stages;
 constexpr int tiles_offset = extents_offset + 16;                                   // counter.cuh
 constexpr int vectors_offset = tiles_offset + $(scheduler == "atomic" and 80 or 0); // epilogue.cuh
 constexpr int out_offset = // tiles on their way out
-    (vectors_offset + $vectors * consumers + 1023) / 1024 * 1024;
+    (vectors_offset + vectors_bytes * consumers + 1023) / 1024 * 1024;
 
 // The extents in tiles, computed once and kept in shared memory: over the main loop the accumulators
 // leave no register for them.
 struct extents {
     int rows, cols, blocks; // clusters along the rows, tiles along the columns, blocks of K
+    u32 inverse;            // raster
 };
+// Two partial sums take turns as often as each other: a block beyond K is of zeros.
+__device__ __forceinline__ int whole_turns(int blocks) {
+    return partials == 2 ? (blocks + 1) / 2 * 2 : blocks;
+}
 __device__ __forceinline__ raster tiles_of(const volatile extents &e) {
-    return {e.rows, e.cols, group};
+    return {e.rows, e.cols, group, e.inverse};
 }
 
 #include "mainloop.cuh"
@@ -135,8 +144,8 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     extents &e = *reinterpret_cast<extents *>(memory + extents_offset);
     if (threadIdx.x == 0) {
         i64 tile_rows = swapped ? cols : rows, tile_cols = swapped ? rows : cols;
-        e = {int(ceil_div(tile_rows, bm * cluster)), int(ceil_div(tile_cols, bn)),
-             int(ceil_div(depth, bk))};
+        int m = int(ceil_div(tile_rows, bm * cluster)), n = int(ceil_div(tile_cols, bn));
+        e = {m, n, int(ceil_div(depth, bk)), inverse_of(group * n)};
         for (int i = 0; i < stages; ++i) {
             mbarrier_init(full + 8 * i, 1);
             mbarrier_init(empty + 8 * i, (pingpong ? 1 : consumers) * 4 * cluster); // a warp each

@@ -1,15 +1,15 @@
-// mainloop.cuh - what a consumer warpgroup does between two tiles: wait for a stage, multiply, hand the
-// stage back. Included by the GEMM template after its constants and its wgmma.
+// mainloop.cuh - what a consumer warpgroup does between two tiles: wait for a stage, multiply, hand
+// the stage back. Included by the GEMM template after its constants and its wgmma.
 //
 //   multiply_fast   one accumulator over all of K, one wgmma group always in flight
-//   multiply_split  every 128 of K is summed apart and added in fp32 registers, since the tensor core's own
-//                   accumulator keeps only about 13 bits of fraction. With two partial accumulators the
-//                   next block multiplies while this one is added; with one, the two warpgroups fill each
-//                   other's gaps.
+//   multiply_split  every 128 of K is summed apart and added in fp32 registers, since the tensor
+//                   core's own accumulator keeps only about 13 bits of fraction. With two partial
+//                   accumulators the next block multiplies while this one is added; with one, the
+//                   other warpgroups fill the gap. The first 128 are multiplied into the sum itself.
 //   multiply_runs   the same every `run` blocks, for the accumulation intervals 256 and 512
 //
-// Where b has a scale for every 128 of K, split sums are multiplied by it, and by that of a, on their way into
-// the fp32 registers: one multiply-add in place of an add.
+// Where b has a scale for every 128 of K, split sums are multiplied by it, and by that of a, on
+// their way into the fp32 registers: one multiply-add in place of an add.
 #pragma once
 
 // Read anew at every use (volatile): kept over the main loop they would cost a register too many.
@@ -23,40 +23,43 @@ __device__ __forceinline__ int lane_of_warp() {
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(t));
     return t;
 }
-// The same for all lanes, and known to be: such values cost no registers of the threads, and what is computed
-// of them one instruction of the warp. Under the power limit every instruction costs time.
+// The same for all lanes, and known to be: such values cost no registers of the threads, and what
+// is computed of them one instruction of the warp. Under the power limit every instruction costs
+// time.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
 
-// A consumer's view of the ring. Everything but its place in the ring is computed anew where it is needed:
-// the accumulators leave few registers.
+// A consumer's view of the ring. base, group and the descriptors are the same for all lanes; what a
+// stage adds to a descriptor is one multiply-add.
 struct pipeline {
-    u32 base;  // shared address of the first stage; the barriers lie at fixed offsets from it
-    int group; // warpgroup
+    u32 base;        // shared address of the first stage; the barriers lie at fixed offsets from it
+    int group;       // warpgroup
+    u32 left, right; // matrix_descriptor of the warpgroup's rows of a, of b, in the first stage
     ring<stages> at;
 
-    __device__ __forceinline__ u32 full() const { return base + barriers_offset + 8 * at.stage; }
+    __device__ __forceinline__ pipeline(u32 shared, int group)
+        : base(uniform(shared)), group(group) {
+        left = uniform(matrix_descriptor(base + (pingpong ? 0 : group * waves * 64) * bk));
+        right = uniform(matrix_descriptor(base + a_bytes));
+    }
     // 64 rows of a, all of b
     __device__ __forceinline__ u32 a(int wave) const {
-        int row = (pingpong ? 0 : group * waves * 64) + 64 * wave;
-        return matrix_descriptor(base + at.stage * stage_bytes + row * bk);
+        return left + at.stage * (stage_bytes / 16) + 64 * wave * bk / 16;
     }
-    __device__ __forceinline__ u32 b() const {
-        return matrix_descriptor(base + at.stage * stage_bytes + a_bytes);
-    }
+    __device__ __forceinline__ u32 b() const { return right + at.stage * (stage_bytes / 16); }
     __device__ __forceinline__ void wait() const {
         stumble();
-        mbarrier_wait(full(), at.phase);
+        mbarrier_wait<barriers_offset>(base + 8 * at.stage, at.phase);
         stumble();
     }
     // Every warp tells every CTA that writes into this stage.
-    __device__ __forceinline__ void release(int stage) const {
-        u32 empty = base + barriers_offset + 8 * (stages + stage);
+    __device__ __forceinline__ void release(int stage, bool there = true) const {
+        constexpr int empty = barriers_offset + 8 * stages;
         stumble();
-        int lane = lane_of_warp();
         if (cluster == 1) {
-            if (lane == 0) mbarrier_arrive(empty);
+            if (is_elected() && there) mbarrier_arrive<empty>(base + 8 * stage);
         } else {
-            if (lane < cluster) mbarrier_arrive_at(empty, lane);
+            int lane = lane_of_warp();
+            if (lane < cluster && there) mbarrier_arrive_at(base + empty + 8 * stage, lane);
         }
     }
     // pingpong: wait for this warpgroup's turn, and pass it on once the last block of K is under way: the
@@ -83,7 +86,7 @@ __device__ __forceinline__ void multiply_fast(float (&acc)[waves][accumulators],
         for (int w = 0; w < waves; ++w) multiply_block(acc[w], p.a(w), p.b(), k == 0);
         wgmma_commit();
         wgmma_wait<1>();
-        if (previous >= 0) p.release(previous);
+        p.release(previous, previous >= 0);
         previous = p.at.stage;
         p.at.next();
     }
@@ -96,11 +99,13 @@ __device__ __forceinline__ void multiply_fast(float (&acc)[waves][accumulators],
 struct block_factors {
     const float *of_b; // one for each block, of the tile's rows of b
     float of_a;
+    int last; // block
 
     // Asked for before the sums are waited for, so that it is there with them.
     __device__ __forceinline__ float at(int k) const {
         float x = 1.0f;
-        if (b_tile_scaled) asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(x) : "l"(of_b + k));
+        if (b_tile_scaled)
+            asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(x) : "l"(of_b + min(k, last)));
         return b_tile_scaled ? x * of_a : x;
     }
 };
@@ -132,44 +137,44 @@ __device__ __forceinline__ void finish_block(float (&acc)[accumulators],
     promote(acc, part, factor);
 }
 
-// Two partial accumulators in turn; one wave only.
+// The first block is multiplied into `acc` itself.
+template <int pending>
+__device__ __forceinline__ void finish_first(float (&acc)[accumulators], const pipeline &p,
+                                             int stage, float factor) {
+    wgmma_wait<pending>();
+    p.release(stage);
+#pragma unroll
+    for (int i = 0; b_tile_scaled && i < accumulators; ++i) acc[i] *= factor;
+}
+
+// Two partial accumulators in turn; the number of blocks is even (whole_turns). The compiler must
+// not know that, and see a way out on which nothing is read: else it has every wgmma finish before
+// the next (C7514).
 __device__ __forceinline__ void multiply_split_double(float (&acc)[accumulators], pipeline &p,
                                                       int blocks, const block_factors &f) {
     float part[2][accumulators];
-    int even = start_block(part[0], p), odd, k = 1;
+    int odd = start_block(acc, p), even = start_block(part[0], p), k = 2;
+    finish_first<1>(acc, p, odd, f.at(0));
     for (; k + 1 < blocks; k += 2) {
         odd = start_block(part[1], p);
         finish_block<1>(acc, part[0], p, even, f.at(k - 1));
         even = start_block(part[0], p);
         finish_block<1>(acc, part[1], p, odd, f.at(k));
     }
-    if (k < blocks) {
-        odd = start_block(part[1], p);
-        finish_block<1>(acc, part[0], p, even, f.at(k - 1));
-        finish_block<0>(acc, part[1], p, odd, f.at(k));
-    } else {
-        finish_block<0>(acc, part[0], p, even, f.at(k - 1));
-    }
+    if (k == blocks)
+        finish_block<0>(acc, part[0], p, even, f.at(blocks - 1));
+    else
+        wgmma_wait<0>();
 }
 
-__device__ __forceinline__ void multiply_split_single(float (&acc)[waves][accumulators],
-                                                      pipeline &p, int blocks,
-                                                      const block_factors &f) {
+__device__ __forceinline__ void multiply_split_single(float (&acc)[accumulators], pipeline &p,
+                                                      int blocks, const block_factors &f) {
     float part[accumulators];
+    finish_first<0>(acc, p, start_block(acc, p), f.at(0));
 #pragma unroll 1
-    for (int k = 0; k < blocks; ++k) {
+    for (int k = 1; k < blocks; ++k) {
         float factor = f.at(k);
-        p.wait();
-#pragma unroll
-        for (int w = 0; w < waves; ++w) {
-            wgmma_begin();
-            multiply_block(part, p.a(w), p.b(), true);
-            wgmma_commit();
-            wgmma_wait<0>();
-            if (w == waves - 1) p.release(p.at.stage);
-            promote(acc[w], part, factor);
-        }
-        p.at.next();
+        finish_block<0>(acc, part, p, start_block(part, p), factor);
     }
 }
 
@@ -186,7 +191,7 @@ __device__ __forceinline__ void multiply_runs(float (&acc)[accumulators], pipeli
             multiply_block(part, p.a(0), p.b(), k == 0);
             wgmma_commit();
             wgmma_wait<1>();
-            if (previous >= 0) p.release(previous);
+            p.release(previous, previous >= 0);
             previous = p.at.stage;
             p.at.next();
         }
@@ -197,8 +202,8 @@ __device__ __forceinline__ void multiply_runs(float (&acc)[accumulators], pipeli
 }
 
 __device__ __forceinline__ void multiply(float (&acc)[waves][accumulators], pipeline &p, int blocks,
-                                         const block_factors &f = {nullptr, 1.0f}) {
-    if (partials > 0 || slices > 1) { // the others begin with fresh ones
+                                         const block_factors &f = {nullptr, 1.0f, 0}) {
+    if (run > 1 || slices > 1) { // the others begin with fresh ones
 #pragma unroll
         for (int w = 0; w < waves; ++w)
 #pragma unroll
@@ -212,5 +217,5 @@ __device__ __forceinline__ void multiply(float (&acc)[waves][accumulators], pipe
     else if (partials == 2)
         multiply_split_double(acc[0], p, blocks, f);
     else
-        multiply_split_single(acc, p, blocks, f);
+        multiply_split_single(acc[0], p, blocks, f);
 }

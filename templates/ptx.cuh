@@ -18,8 +18,10 @@ __device__ __forceinline__ void mbarrier_expect(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
                  : "memory");
 }
-__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+// Where a barrier lies at a fixed offset from `bar`, it is the instruction that adds it.
+template <int offset = 0> __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0 + %1];" ::"r"(bar), "n"(offset)
+                 : "memory");
 }
 // Arrive at the barrier of the same place in another CTA of the cluster.
 __device__ __forceinline__ void mbarrier_arrive_at(u32 bar, u32 cta) {
@@ -29,12 +31,12 @@ __device__ __forceinline__ void mbarrier_arrive_at(u32 bar, u32 cta) {
                  "r"(cta)
                  : "memory");
 }
-__device__ __forceinline__ void mbarrier_wait(u32 bar, u32 parity) {
+template <int offset = 0> __device__ __forceinline__ void mbarrier_wait(u32 bar, u32 parity) {
     asm volatile("{\n\t.reg .pred done;\n\t"
                  "again:\n\t"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0 + %2], %1;\n\t"
                  "@done bra out;\n\tbra again;\n\tout:\n\t}" ::"r"(bar),
-                 "r"(parity)
+                 "r"(parity), "n"(offset)
                  : "memory");
 }
 // ---- cluster -------------------------------------------------------------------------------------
@@ -61,6 +63,14 @@ __device__ __forceinline__ void cluster_sync() {
 }
 
 // ---- warps ---------------------------------------------------------------------------------------
+// Whether this lane is the one that a warp, all of whose lanes ask, leaves something to.
+__device__ __forceinline__ bool is_elected() {
+    u32 yes;
+    asm volatile("{\n\t.reg .pred me;\n\telect.sync _|me, 0xffffffff;\n\t"
+                 "selp.u32 %0, 1, 0, me;\n\t}"
+                 : "=r"(yes));
+    return yes;
+}
 template <int registers> __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }

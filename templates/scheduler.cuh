@@ -11,16 +11,23 @@ struct tile_at {
 
 struct raster {
     int rows, cols, group; // clusters along m, tiles along n
+    u32 inverse;           // of the tiles in a group, in units of 2^-32, rounded up (inverse_of)
 
     __device__ __forceinline__ int count() const { return rows * cols; }
-    __device__ __forceinline__ tile_at at(u32 t) const { // unsigned: a division of half the length
+    __device__ __forceinline__ tile_at at(u32 t) const { // divides as little as it can
         u32 per_group = group * cols;
-        u32 g = t / per_group, inside = t - g * per_group;
+        u32 g = __umulhi(t, inverse); // one too many at most
+        if (g * per_group > t) --g;
+        u32 inside = t - g * per_group;
         u32 height = min(u32(group), rows - g * group);
-        u32 n = inside / height;
+        u32 n = inside / group;
+        if (height < group) n = inside / height;
         return {int(g * group + (inside - n * height)), int(n)};
     }
 };
+__device__ __forceinline__ u32 inverse_of(u32 tiles_in_group) {
+    return 0xffffffff / tiles_in_group + 1;
+}
 
 // A place in the ring of stages, and how often the ring has been gone round (mod 2).
 template <int stages> struct ring {

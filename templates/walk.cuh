@@ -25,7 +25,6 @@ struct tiles_to_make {
     __device__ __forceinline__ tiles_to_make(u32, int group)
         : t((blockIdx.x + (pingpong ? group * gridDim.x : 0)) / cluster) {}
     __device__ __forceinline__ bool inside(int count) const { return t < count; }
-    __device__ __forceinline__ int peek() const { return t; }
     __device__ __forceinline__ int take() const { return t; }
     __device__ __forceinline__ void next() { t += (pingpong ? 2 : 1) * gridDim.x / cluster; }
 };

@@ -75,7 +75,7 @@ function M.kernel(c, semantics, accumulation, biased)
             pingpong = c.pingpong,
             partials = c.partials,
             slabs = c.slabs,
-            vectors = tile.vector_bytes(c, row_scaled),
+            vectors = tile.vector_bytes(c, row_scaled, biased),
             consumers = c.consumers,
             scheduler = c.scheduler,
             run = run,
@@ -103,7 +103,7 @@ function M.kernel(c, semantics, accumulation, biased)
         overlaps = true,
         block = 128 * (c.consumers + 1),
         cluster = c.cluster * c.slices,
-        shared_bytes = tile.shared_bytes(c, row_scaled),
+        shared_bytes = tile.shared_bytes(c, row_scaled, biased),
     }
 end
 

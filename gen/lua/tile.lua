@@ -121,12 +121,15 @@ local SLAB = 8192 -- bytes of shared memory, of a consumer, in which its output 
 local SHARED = 232448 -- bytes that a CTA may have
 local TILES = 80 -- bytes of the slots through which tiles are handed out
 
--- Bytes of shared memory, of a consumer: what the columns of its tile have of their own, bias and
+-- Bytes of shared memory, of a consumer: what the columns of its tile have of their own, a bias and
 -- scales.
-function M.vector_bytes(c, row_scaled) return 4 * c.bn * (row_scaled and 2 or 1) end
+function M.vector_bytes(c, row_scaled, biased)
+    if c.exchange then return 0 end
+    return 4 * c.bn * ((row_scaled and 1 or 0) + (biased and 1 or 0))
+end
 
 -- Bytes of shared memory: the stages, their barriers, then what a tile leaves in.
-function M.shared_bytes(c, row_scaled)
+function M.shared_bytes(c, row_scaled, biased)
     local out = c.consumers * c.slabs * SLAB
     if c.swapped then
         out = c.bn * (c.bm + 4) * 4
@@ -135,7 +138,7 @@ function M.shared_bytes(c, row_scaled)
     end
     local tiles = c.scheduler == "atomic" and TILES or 0
     local ring = c.stages * ((c.bm + c.bn) * 128 + 16)
-    local vectors = c.consumers * M.vector_bytes(c, row_scaled)
+    local vectors = c.consumers * M.vector_bytes(c, row_scaled, biased)
     return ceil_div(ring + 16 + tiles + vectors, 1024) * 1024 + out
 end
 
@@ -156,7 +159,7 @@ function M.fits(c, problem)
     local long = M.run_of(problem.accumulation) > 1
     local row = problem.scaling == "row"
     if row and (c.crowded or long and c.bn > 128) then return false end
-    if M.shared_bytes(c, row) > SHARED then return false end
+    if M.shared_bytes(c, row, true) > SHARED then return false end
     if (c.partials == 0) ~= (problem.accumulation == "fast") then return false end
     if long and (c.partials > 1 or c.exchange or c.consumers > 2) then return false end
     if slab_size(problem) == 4 then return c.wide end

@@ -37,11 +37,12 @@ static const char waits[] =
  * mainloop.cuh and what takes its place; the waits behind it let the producer overwrite the
  * stage. */
 static const char *const faults[2][2] = {
-    { "        mbarrier_wait(full(), at.phase);\n",
-      "        mbarrier_wait(full(), at.phase);\n        hand_back(at.stage);\n" },
-    { "    __device__ __forceinline__ void release(int stage) const {\n",
-      "    __device__ __forceinline__ void release(int) const {}\n"
-      "    __device__ __forceinline__ void hand_back(int stage) const {\n" },
+    { "        mbarrier_wait<barriers_offset>(base + 8 * at.stage, at.phase);\n",
+      "        mbarrier_wait<barriers_offset>(base + 8 * at.stage, at.phase);\n"
+      "        hand_back(at.stage);\n" },
+    { "    __device__ __forceinline__ void release(int stage, bool there = true) const {\n",
+      "    __device__ __forceinline__ void release(int, bool = true) const {}\n"
+      "    __device__ __forceinline__ void hand_back(int stage, bool there = true) const {\n" },
 };
 
 /* One of each kind: schedules, clusters, partial sums, counters of tiles, exchanges. */
