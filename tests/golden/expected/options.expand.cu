@@ -99,7 +99,7 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 //               stages = 5
 //               swapped = false
 //               target = "fp32"
-//               vectors = 512
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 128, stages = 5, cluster = 1, group = 8;
@@ -242,7 +242,7 @@ extern "C" __global__ void fp8_store_fp32_bf16(bf16 *out, const fp32 *in) {
 //               stages = 8
 //               swapped = false
 //               target = "bf16"
-//               vectors = 512
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 64, bn = 128, stages = 8, cluster = 1, group = 8;
@@ -281,7 +281,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x128c1s8g8(bf16 *out, con
 //               stages = 8
 //               swapped = false
 //               target = "bf16"
-//               vectors = 512
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 64, bn = 128, stages = 8, cluster = 1, group = 8;
@@ -320,7 +320,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_add_pp64x128c1s8g8(bf16 *out,
 //               stages = 5
 //               swapped = false
 //               target = "fp32"
-//               vectors = 512
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 128, stages = 5, cluster = 1, group = 8;
@@ -468,7 +468,7 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
 //               stages = 12
 //               swapped = false
 //               target = "bf16"
-//               vectors = 256
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
@@ -564,7 +564,7 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 //               stages = 5
 //               swapped = false
 //               target = "fp32"
-//               vectors = 512
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 128, stages = 5, cluster = 1, group = 8;
@@ -605,7 +605,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x128c1s5p2o4g8(fp32 *out
 //               stages = 5
 //               swapped = false
 //               target = "fp32"
-//               vectors = 512
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 128, stages = 5, cluster = 1, group = 8;
@@ -646,7 +646,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_add_co128x128c1s5p2o4g8(fp32 
 //               stages = 8
 //               swapped = false
 //               target = "bf16"
-//               vectors = 256
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;

@@ -270,7 +270,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_bias_pp64x64c1s12g8(bf16 *out
 //               stages = 8
 //               swapped = false
 //               target = "fp32"
-//               vectors = 256
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -311,7 +311,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, c
 //               stages = 8
 //               swapped = false
 //               target = "fp32"
-//               vectors = 256
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -352,7 +352,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_add_co128x64c1s8p2g8(fp32 *ou
 //               stages = 8
 //               swapped = false
 //               target = "bf16"
-//               vectors = 256
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -495,7 +495,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_row_bias_pp64x64c1s12g8(bf16 
 //               stages = 8
 //               swapped = false
 //               target = "fp32"
-//               vectors = 512
+//               vectors = 256
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -536,7 +536,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_row_co128x64c1s8p2g8(fp32 *ou
 //               stages = 8
 //               swapped = false
 //               target = "fp32"
-//               vectors = 512
+//               vectors = 256
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -577,7 +577,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_row_add_co128x64c1s8p2g8(fp32
 //               stages = 8
 //               swapped = false
 //               target = "bf16"
-//               vectors = 512
+//               vectors = 256
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -712,7 +712,7 @@ extern "C" __global__ void fp8_quantize_lines_bf16_e4m3_pow2(const source_t *sou
 //               stages = 8
 //               swapped = false
 //               target = "bf16"
-//               vectors = 512
+//               vectors = 256
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;

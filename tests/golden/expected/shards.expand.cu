@@ -266,7 +266,7 @@ extern "C" __global__ void fp8_store_fp32_fp32(fp32 *out, const fp32 *in) {
 //               stages = 8
 //               swapped = false
 //               target = "fp32"
-//               vectors = 256
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -307,7 +307,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_fp32_co128x64c1s8p2g8(fp32 *out, c
 //               stages = 8
 //               swapped = false
 //               target = "fp32"
-//               vectors = 256
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -372,7 +372,7 @@ extern "C" __global__ void fp8_store_bf16_bf16(bf16 *out, const bf16 *in) {
 //               stages = 8
 //               swapped = false
 //               target = "bf16"
-//               vectors = 256
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
@@ -496,7 +496,7 @@ extern "C" __global__ void fp8_dequantize_tensor() {}
 //               stages = 12
 //               swapped = false
 //               target = "bf16"
-//               vectors = 512
+//               vectors = 256
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
@@ -535,7 +535,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_brow_pp64x64c1s12g8(bf16 *out
 //               stages = 12
 //               swapped = false
 //               target = "bf16"
-//               vectors = 256
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 64, bn = 64, stages = 12, cluster = 1, group = 8;
@@ -574,7 +574,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_bf16_pp64x64c1s12g8(bf16 *out, con
 //               stages = 8
 //               swapped = false
 //               target = "bf16"
-//               vectors = 256
+//               vectors = 0
 #line 1 "gemm_sm90.cu"
 // gemm_sm90.cu of the golden files: numbers and booleans.
 constexpr int bm = 128, bn = 64, stages = 8, cluster = 1, group = 8;
