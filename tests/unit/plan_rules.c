@@ -160,7 +160,8 @@ static void check_gemm_kernel(const json_t *kernel)
     bool row_scaled = json_is_true(json_object_get(parameters, "a_row_scaled")) ||
                       json_is_true(json_object_get(parameters, "b_row_scaled"));
     json_int_t vectors = integer_of(parameters, "vectors");
-    assert_int_equal(vectors, 4 * bn * (row_scaled ? 2 : 1));
+    bool biased = json_is_true(json_object_get(parameters, "biased"));
+    assert_int_equal(vectors, exchange ? 0 : 4 * bn * (row_scaled + biased));
     json_int_t fixed = 16 + (atomic ? 80 : 0) + vectors * consumers,
                slabs = integer_of(parameters, "slabs");
     assert_int_equal(json_array_size(json_object_get(kernel, "args")), atomic ? 14 : 12);
