@@ -71,7 +71,9 @@ end
 local DIM_MAX = 1 << 28
 local object = rule("an object", function(v) return type(v) == "table" and not is_array(v) end)
 local array = rule("an array", is_array)
-local text = rule("a text", function(v) return type(v) == "string" and #v > 0 end)
+local text = rule("a text of 1 to 200 bytes, none a control character", function(v)
+    return type(v) == "string" and #v > 0 and #v <= 200 and not v:find("%c") -- it is shown
+end)
 local boolean = rule("true or false", function(v) return type(v) == "boolean" end)
 local dim = whole(1, DIM_MAX)
 local version = whole(0, math.maxinteger)

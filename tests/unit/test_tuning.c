@@ -370,7 +370,8 @@ static const struct change changes[] = {
     { "format", "\"fp8gen\"", "'format' must be \"fp8gen-tuning\", not \"fp8gen\"" },
     { "format", NULL, "'format' must be \"fp8gen-tuning\", not nil" },
     { "format_version", "2", "'format_version' must be 1, not 2" },
-    { "gpu", "7", "'gpu' must be a text, not 7" },
+    { "gpu", "7", "'gpu' must be a text of 1 to 200 bytes, none a control character, not 7" },
+    { "gpu", "\"H200\\u001b[31m\"", "none a control character, not \"H200\\x1b[31m\"" },
     { "cublaslt_version", "-1", "'cublaslt_version' must be a whole number of 0 to" },
     { "entries", "{}", "'entries' must be an array, not an object" },
     { "entries", NULL, "'entries' is missing" },
@@ -419,6 +420,7 @@ static const struct change changes[] = {
     { "entries.0.measured.1.microseconds", "-1",
       "entry 1: measured 2: 'microseconds' must be a number above 0 and up to 1e12, not -1" },
     { "entries.0.measured.1.microseconds", "1e308", "above 0 and up to 1e12, not 1e+308" },
+    { "entries.0.measured.0.name", "\"x\\ny\"", "measured 1: 'name' must be a text of 1 to 200" },
     { "entries.0.measured.1.name", "\"x\"",
       "entry 1: 'measured' lacks the chosen co128x256c1s4g8" },
 };
