@@ -319,6 +319,39 @@ static void test_hash(void **state)
     json_decref(other);
 }
 
+/* An entry is of one GEMM alone: with another field it decides nothing here. */
+static void test_other_gemms(void **state)
+{
+    (void)state;
+    static const char *const others[][2] = {
+        { "pass", "\"dgrad\"" },         { "N", "6145" },           { "K", "4095" },
+        { "a_dtype", "\"e5m2\"" },       { "b_dtype", "\"e5m2\"" }, { "out_dtype", "\"fp32\"" },
+        { "accumulation", "\"split\"" },
+    };
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        json_t *root = good_json(), *entries = json_object_get(root, "entries");
+        json_object_set_new(json_array_get(entries, 1), others[i][0],
+                            json_loads(others[i][1], JSON_DECODE_ANY, NULL));
+        write_json(root, 0);
+        json_t *plan = plan_with(file_path, NULL);
+        for (json_int_t m = 5001; m <= 8192; m += 3191)
+            expect_part(text_of(choices_of(plan, "fprop", m), 0, "reason"), "predicted");
+        json_decref(plan);
+        json_decref(root);
+    }
+    /* and of one scale a tensor */
+    struct fp8gen *gen;
+    static const char rows[] = "return model \"m\" { layers = { linear \"a\" { in_features = 4096, "
+                               "out_features = 6144, recipe = recipe.rowwise {} } } }";
+    const char *text;
+    assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
+    assert_int_equal(fp8gen_tuning_file(gen, GOOD), FP8GEN_OK);
+    assert_int_equal(fp8gen_load_text(gen, "rows.lua", rows, strlen(rows)), FP8GEN_OK);
+    assert_int_equal(fp8gen_plan(gen, &text), FP8GEN_OK);
+    assert_null(strstr(text, "tuned"));
+    fp8gen_close(gen);
+}
+
 static void expect_refused(fp8gen_status status, const char *const *parts)
 {
     struct fp8gen *gen;
@@ -549,6 +582,7 @@ int main(void)
         cmocka_unit_test(test_force_before_tuning),
         cmocka_unit_test(test_hash),
         cmocka_unit_test(test_bad_fields),
+        cmocka_unit_test(test_other_gemms),
         cmocka_unit_test(test_many_entries),
         cmocka_unit_test(test_bad_texts),
         cmocka_unit_test(test_many_errors),
