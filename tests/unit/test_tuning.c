@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -222,6 +223,10 @@ static void test_fprop_as_measured(void **state)
     expect_part(text_of(middle, 0, "reason"),
                 "tuned: 1370 TFLOP/s measured at M 4096, next cublaslt_7 1330");
     assert_null(strstr(text_of(middle, 0, "reason"), "bf16 is faster"));
+    /* seconds are of the range's 5000 tokens, measured were 4096 */
+    const json_t *end = json_array_get(choices_of(plan, "fprop", 5000), 0);
+    const double seconds = json_real_value(json_object_get(end, "seconds"));
+    assert_true(fabs(seconds / (150.5e-6 * 5000 / 4096) - 1) < 1e-3);
     assert_int_equal(json_array_size(large), 1);
     assert_string_equal(text_of(large, 0, "backend"), "cublaslt");
     assert_int_equal(strlen(text_of(large, 0, "algo")), 128);
