@@ -184,10 +184,16 @@ class Linear(unittest.TestCase):
             fp8_linear(x.double(), w.double())
         with self.assertRaisesRegex(RuntimeError, "e5m2"):
             fp8_linear(x, w, None, State(Recipe(format="e5m2")))
-        with self.assertRaisesRegex(RuntimeError, "differentiate twice|once_differentiable"):
-            x, w = leaf(x), leaf(w)
-            (g,) = torch.autograd.grad(fp8_linear(x, w).square().sum(), x, create_graph=True)
-            g.sum().backward()
+        with self.assertRaisesRegex(RuntimeError, "neither dim may be 0"):
+            fp8_linear(x[:, :0], w[:, :0])
+        for loss in (lambda y: y.square().sum(), lambda y: y.sum()):
+            with self.assertRaisesRegex(RuntimeError, "differentiate twice"):
+                x, w = leaf(x), leaf(w)
+                y = fp8_linear(x, w)
+                (g,) = torch.autograd.grad(loss(y), x, create_graph=True)
+                (g.sum() + y.sum()).backward()
+        with self.assertRaisesRegex(NotImplementedError, "torch.func"):
+            torch.func.grad(lambda x: fp8_linear(x, w).sum())(x)
 
     def test_recipes(self):
         x, w = randn(33, 72, seed=1), randn(40, 72, seed=2)

@@ -16,7 +16,6 @@ from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from . import abi, operand
 from .layers import Recipe
@@ -33,6 +32,24 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 # ---- autograd -----------------------------------------------------------------------------------
 
 
+def once(backward):
+    """A backward(ctx, dy) whose gradients are an error for whoever differentiates them: also where
+    dy is a constant, of which torch's once_differentiable makes constants, though dx depends on the
+    weight."""
+
+    def run(ctx, dy):
+        with torch.no_grad():
+            grads = backward(ctx, dy)
+        if not _grad_enabled():
+            return grads
+        error = torch._C._functions.DelayedError(
+            b"trying to differentiate twice: FP8 products have no second derivative", len(grads)
+        )
+        return error(*(g if g is None else g.detach().requires_grad_() for g in grads))
+
+    return run
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, call):
@@ -45,7 +62,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        if _grad_enabled():  # create_graph: an error, but only if somebody goes on
+        if _grad_enabled():  # create_graph
             return _once(ctx, dy)
         saved, weight = ctx.saved_tensors
         (state, site, main_grad), kept = ctx.call
@@ -55,7 +72,7 @@ class _Linear(torch.autograd.Function):
         return state.backward(site, dy, saved, weight, wants, main_grad, kept)
 
 
-_once = once_differentiable(_Linear.backward)
+_once = once(_Linear.backward)
 # What the engine calls is a method of torch's that looks for `backward` every time: no need to.
 _Linear._backward_cls.apply = _Linear.backward
 # _Linear.apply without its look for functorch's wrappers, which costs as much as the call itself.
@@ -258,8 +275,12 @@ def fp8_linear(x, weight, bias=None, state=None):
     if _grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        apply = _Linear.apply if _transforms() else _apply
-        return apply(x, weight, bias, (state, site, main_grad))
+        if _transforms():
+            raise NotImplementedError(
+                "fp8_linear: transforms of torch.func (grad, vmap, jvp) are not served; use "
+                "torch.autograd"
+            )
+        return _apply(x, weight, bias, (state, site, main_grad))
     return state.forward(site, x, weight, bias, False, False)[0]
 
 

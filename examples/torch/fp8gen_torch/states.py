@@ -373,6 +373,8 @@ def check(x, weight, bias):
             f"fp8_linear: x is {tuple(x.shape)} and weight {tuple(weight.shape)}; "
             "x's last dim must be the weight's second of two"
         )
+    if 0 in weight.shape:
+        raise RuntimeError(f"fp8_linear: weight is {tuple(weight.shape)}; neither dim may be 0")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise RuntimeError(
             f"fp8_linear: bias is {tuple(bias.shape)}, but the weight has "

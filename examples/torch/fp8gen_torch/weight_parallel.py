@@ -27,12 +27,11 @@ must not give backward what it kept of forward.
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
 from . import abi, shards
 from .calls import placed, quantize_weight
 from .layers import Recipe
-from .linear import output_dtype
+from .linear import once, output_dtype
 from .states import Identity, State
 
 
@@ -216,7 +215,7 @@ class _WeightParallel(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, dy):
         saved, weight = ctx.saved_tensors
         plan, communicator, module = ctx.plan, ctx.communicator, ctx.module
