@@ -8,6 +8,7 @@
  */
 #include <inttypes.h>
 #include <jansson.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -377,15 +378,31 @@ static int warm_up(struct bench *bench, struct bench_item *items, int count, dou
     return code;
 }
 
+/* Another order for every round, the same in every run: what ran before an item has set the clock
+ * that it finds. */
+static void shuffle(int order[BENCH_MAX_ITEMS], int count, int round)
+{
+    uint32_t random = 2654435769u * (uint32_t)(round + 1);
+    for (int i = 0; i < count; i++) {
+        random = random * 1664525u + 1013904223u;
+        int place = (int)((random >> 8) % (uint32_t)(i + 1));
+        order[i] = order[place];
+        order[place] = i;
+    }
+}
+
 /* One round: every item once over all sets, between two events. The first item runs once more
  * before them: while it does, the host gets ahead of the device. */
-static int run_round(struct bench *bench, struct bench_item *items, int count,
+static int run_round(struct bench *bench, struct bench_item *items, int count, int round,
                      fp8_event *events[][2])
 {
-    int ahead = run_all(items, 1);
+    int order[BENCH_MAX_ITEMS] = { 0 };
+    shuffle(order, count, round);
+    int ahead = run_all(&items[order[0]], 1);
     if (ahead)
         return ahead;
-    for (int i = 0; i < count; i++) {
+    for (int turn = 0; turn < count; turn++) {
+        int i = order[turn];
         fp8_status status = fp8_event_record(events[i][0], bench->device.stream);
         for (int set = 0; !status && set < BENCH_SETS; set++) {
             int code = items[i].run(items[i].user, set);
@@ -414,7 +431,7 @@ int bench_measure(struct bench *bench, struct bench_item *items, int count, int 
     if (!code && !status)
         code = warm_up(bench, items, count, warm_seconds);
     for (int round = 0; !code && !status && round < rounds; round++) {
-        code = run_round(bench, items, count, events);
+        code = run_round(bench, items, count, round, events);
         for (int i = 0; !code && !status && i < count; i++) {
             double seconds = 0;
             status = fp8_event_seconds(events[i][0], events[i][1], &seconds);

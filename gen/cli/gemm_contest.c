@@ -2,9 +2,9 @@
  * gemm_contest.c - finds the fastest of many GEMM kernels, fairly and in bounded time.
  *
  * Three stages. Each contender alone, once: does it run, is its product right, about how long does
- * it take. Then those near the best of their group, all in turns over rotated buffers. Then the two
- * best of each group (and what must stay, the plan's choice), all in turns, more rounds: these are
- * the figures. Contenders of all groups meet in the same rounds, because only neighbours in time
+ * it take. Then those near the best of their group, all in turns over rotated buffers. Then the
+ * three best of each group (and what must stay, the plan's choice), all in turns, more rounds: these
+ * are the figures. Contenders of all groups meet in the same rounds, because only neighbours in time
  * compare. A watchdog stands by: a kernel that never ends would block everything.
  */
 #include <stdio.h>
@@ -20,7 +20,7 @@
 #define NEAR 1.15 /* of the group's best: who enters the second stage, */
 #define NEAR_MOST 6
 #define NEAR_ROUNDS 5
-#define FINALISTS 2
+#define FINALISTS 3
 #define TOO_SLOW 0.2 /* seconds of one run that is not worth a second one */
 
 /* ---- the list -------------------------------------------------------------------------------- */
