@@ -18,8 +18,8 @@
  *   model           name from the spec
  *   spec_hash       xxh128 (32 hex digits) of the spec's canonical form
  *   tuning_hash     xxh128 of the tuning file, or null
- *   mesh            { "tensor": 1, "fsdp": F }: F ranks share every weight. A bundle is the same for
- *                   all of them; `rank` is 0
+ *   mesh            { "tensor": 1, "fsdp": F }: F ranks share every weight. A bundle is the same
+ *                   for all of them; `rank` is 0
  *   rank            0
  *   shard           { "backward": "gather"|"keep", "reduce": "average"|"sum" }: whether backward
  *                   gathers the weights again; what dw is over the ranks
@@ -130,8 +130,8 @@
  *                 caller has the amax of the tensor already (recipes of tensor scaling)
  *   dequantize    { "<format>_<scaling>": kernel name }, e.g. "e4m3_tensor", for every copy that
  *                 this layer's operands have
- *   transpose     name of a kernel of op transpose, or null: w's transposed copy cannot be made from
- *                 its row copy (recipes of row scaling, compute "bf16")
+ *   transpose     name of a kernel of op transpose, or null: w's transposed copy cannot be made
+ *                 from its row copy (recipes of row scaling, compute "bf16")
  *   roll          delayed: name of a kernel of op roll; absent otherwise
  *
  * The scalings of a recipe's operands, row copy / transposed copy ("-": no such copy):
@@ -182,20 +182,21 @@
  *   Every argument of the op is given. Ops other than gemm name the `kernel` that implements them
  *   on CUDA; the host backend executes the op itself. They also have a "reason", for people.
  *   An amax step that a quantize step follows may have
- *     alternative       { "kernel", "args", "elements_per_sm" }: a step of op fused, taken instead of
- *                       both where rows * cols <= elements_per_sm * SMs of the call (on the host,
- *                       threads); on CUDA if the kernel has a cubin for the context's arch
+ *     alternative       { "kernel", "args", "elements_per_sm" }: a step of op fused, taken instead
+ *                       of both where rows * cols <= elements_per_sm * SMs of the call (threads
+ *                       on the host); on CUDA if the kernel has a cubin for the context's arch
  *   gemm steps have, besides args:
- *     a_dtype, b_dtype  "e4m3" | "e5m2" | "bf16" (both or none)   out_dtype "bf16" | "fp16" | "fp32"
+ *     a_dtype, b_dtype  "e4m3" | "e5m2" | "bf16" (both or none)
+ *     out_dtype         "bf16" | "fp16" | "fp32"
  *     a_scaling, b_scaling  "tensor" | "row" | "block" | "tile": of the copies that the pass reads;
  *                       "none" of bf16
- *     a_transposed, b_transposed  bool: the operand is stored [depth][rows] ([depth][cols]); of bf16
+ *     a_transposed, b_transposed  bool: the operand, of bf16, lies as [depth][rows] ([depth][cols])
  *     accumulation      "fast" | "split" | "256" | "512" (split by cuBLASLt)
  *     stage             workspace buffer for outputs that cuBLASLt cannot write in place
  *                       (of fp32 where an operand has scaling row: the store applies the scales,
  *                       since cuBLASLt's own order of the two factors overflows)
- *     stage_bias        workspace buffer for a bias that must be moved for it, or null; the stage of a
- *                       pass with a bias is fp32, and the store adds the bias
+ *     stage_bias        workspace buffer for a bias that must be moved for it, or null; the stage
+ *                       of a pass with a bias is fp32, and the store adds the bias
  *     gemm_workspace    workspace buffer for cuBLASLt
  *     store             { "overwrite": { "kernel", "stage_dtype" },
  *                         "accumulate": the same | null }: the kernel of op "store" that copies

@@ -62,14 +62,15 @@ extern const struct fp8_transport fp8_nccl_transport;
 /* A call on a non-blocking communicator may still be under way when it returns: waits for it.
  * `what` is for messages; the lock is held. */
 fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what);
-/* Around calls that can hang: between the two the watcher may take the handle, once they last longer
- * than the timeout. The lock is held. */
+/* Around calls that can hang: between the two the watcher may take the handle, once they last
+ * longer than the timeout. The lock is held. */
 void fp8_nccl_begin_call(struct nccl *nccl);
 /* FP8_ERR_TIMEOUT: it has taken it, whatever the call says, and the abort has ended or is left to
  * itself. */
 fp8_status fp8_nccl_end_call(struct nccl *nccl, const char *what);
-/* Ends NCCL's part of it; whose the handle is, who therefore may call this, struct nccl says. Not at
- * its end after so many seconds: the device is stuck. On a device that is, nothing is done. */
+/* Ends NCCL's part of it; whose the handle is, who therefore may call this, struct nccl says.
+ * Not at its end after so many seconds: the device is stuck. On a device that is, nothing is
+ * done. */
 void fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds);
 void fp8_nccl_destroy(fp8_comm *comm);
 /* The body of the thread that watches. */

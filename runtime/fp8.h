@@ -4,7 +4,7 @@
  * A bundle (made by fp8gen from a layer spec) is opened on a context, a layer is created from it,
  * and its passes are launched on the caller's tensors and stream:
  *
- *     y[M,N]  = x[M,K] w[N,K]^T + bias[N]      fprop        (M tokens, N out_features, K in_features)
+ *     y[M,N]  = x[M,K] w[N,K]^T + bias[N]      fprop   (M tokens, N out_features, K in_features)
  *     dx[M,K] = dy[M,N] w[N,K]                 dgrad
  *     dw[N,K] = dy[M,N]^T x[M,K]               wgrad
  *     dbias[N] = column sums of dy             quantize_dy
@@ -171,7 +171,7 @@ typedef enum fp8_scaling {
  * The caller sets size, data and bytes (FP8_OPERAND_INIT, fp8_layer_bytes) and leaves the rest
  * zero; the call that fills the operand sets the rest. Layout of the bytes, every part 256-byte
  * aligned:
- *   scales             float32[16]: [0] scale, [4] scale_inv, [8] amax, of the copies of tensor scaling
+ *   scales             float32[16]: [0] scale, [4] scale_inv, [8] amax, of copies of tensor scaling
  *   row_scales         if there is a row copy and its scaling is another
  *   row                if copies & FP8_COPY_ROW: roundup(rows,16) rows of roundup(cols,128) bytes
  *   transposed_scales  if there is a transposed copy and its scaling is not by tensor
@@ -180,7 +180,7 @@ typedef enum fp8_scaling {
  * Pad bytes are zero. row_scales and transposed_scales hold scale_inv as float32; for a copy of r
  * rows and depth d (row: rows, cols; transposed: cols, rows):
  *   FP8_SCALING_ROW    [roundup(r,16)]                          element i: of row i
- *   FP8_SCALING_BLOCK  [ceil(d/128)][roundup(r,8)]              (b, i): of k in [128 b, 128 b + 128)
+ *   FP8_SCALING_BLOCK  [ceil(d/128)][roundup(r,8)]              (b, i): of k in 128 b + [0, 128)
  *   FP8_SCALING_TILE   [ceil(r/128)][roundup(ceil(d/128),4)]    (a, b): of 128 rows and 128 k */
 typedef struct fp8_operand {
     uint32_t size; /* sizeof(fp8_operand) */

@@ -37,8 +37,8 @@ typedef struct fp8_sharding {
     int32_t rank;
     int32_t ranks;
     uint32_t
-        transposed; /* 1: shards of rows with one scale a tensor also hold the transposed copy of their
-                          * rows, as those with a scale a row always do */
+        transposed; /* 1: shards of rows with one scale a tensor also hold the transposed copy of
+                          * their rows, as those with a scale a row always do */
     uint32_t reserved0;
     uint64_t reserved[1];
 } fp8_sharding;
@@ -94,10 +94,9 @@ typedef struct fp8_shard_args {
                * With scaling of 128 x 128 there is nothing to know: 0 comes out, NULL will do */
     void *shard; /* shard_quantize: fp8_shard_bytes, 16-byte aligned; written whole */
     size_t shard_bytes;
-    uint32_t *
-        found_inf; /* set to 1 if the shard holds inf or NaN, by shard_amax (with scaling of 128 x 128
-                          * by shard_quantize); may be NULL */
-    fp8_call call; /* workspace as for the layer with 0 tokens */
+    uint32_t *found_inf; /* set to 1 if the shard holds inf or NaN, by shard_amax (with scaling of
+                          * 128 x 128 by shard_quantize); may be NULL */
+    fp8_call call;       /* workspace as for the layer with 0 tokens */
     uint64_t reserved[4];
 } fp8_shard_args;
 
@@ -275,9 +274,8 @@ typedef struct fp8_model_options {
     uint32_t no_prefetch; /* 1: only fp8_model_gather starts gathers ahead */
     int32_t comm_sms;     /* SMs that dgrad leaves to a reduce-scatter beside it; 0: none */
     fp8_model_reduce reduce_by;
-    uint32_t
-        transposed_shards; /* 1: backward gathers transposed copies that the ranks have made of their
-                                 * rows, where one scale serves both copies; 0: it transposes
+    uint32_t transposed_shards; /* 1: backward gathers transposed copies that the ranks have made of
+                                 * their rows, where one scale serves both copies; 0: it transposes
                                  * what was gathered. Twice the memory for shards */
     uint32_t reserved0;
     const char
@@ -382,8 +380,8 @@ FP8_API fp8_status fp8_model_fprop(fp8_model *model, int32_t layer, const fp8_fp
 typedef struct fp8_model_backward_args {
     uint32_t size;
     uint32_t
-        reduce; /* 1: dw and dbias are reduced over ranks. 0: a micro-batch before the last, whose dw
-                      * (and dbias) the caller keeps in backward->dw and the last one adds to */
+        reduce; /* 1: dw and dbias are reduced over ranks. 0: a micro-batch before the last, whose
+                      * dw (and dbias) the caller keeps in backward->dw and the last one adds to */
     const fp8_backward_args
         *backward; /* weight is NULL; dw and dbias: whole accumulators [N,K], [1,N] of the
                                         * caller, or NULL: the model's. dx may be NULL */
@@ -430,9 +428,9 @@ FP8_API fp8_status fp8_model_join(fp8_model *model, fp8_stream stream);
 /* ---- what ran when ---- */
 
 typedef struct fp8_model_span {
-    const char *
-        what; /* "all_gather", "reduce_scatter", "transpose", "fprop", "wgrad", "dgrad", ...; lives as
-                       * long as the process */
+    const char
+        *what; /* "all_gather", "reduce_scatter", "transpose", "fprop", "wgrad", "dgrad", ...; lives
+                       * as long as the process */
     int32_t layer;
     uint32_t is_comm;     /* 1: on the model's stream; 0: on the caller's */
     double start, finish; /* seconds from fp8_model_trace */

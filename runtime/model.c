@@ -175,8 +175,8 @@ static size_t align(size_t bytes)
     return fp8_align_up(bytes, FP8_PART_ALIGN);
 }
 
-/* So many elements at most, pads of shards among them: then all sums of bytes below, of 65536 layers,
- * stay far within 64 bits. */
+/* So many elements at most, pads of shards among them: then all sums of bytes below, of 65536
+ * layers, stay far within 64 bits. */
 static fp8_status check_elements(const struct fp8_model_weight *weight, int64_t rows)
 {
     static const int64_t most = (int64_t)1 << 40;

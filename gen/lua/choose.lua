@@ -234,7 +234,8 @@ end
 local function describe(item, problem, tokens)
     local c = item.configuration
     local rows, cols = tile.tile_of(c)
-    return ("predicted %s TFLOP/s at M %d: %d x %d tiles%s, %s of clusters of %d%s, %.0f %% full"):format(
+    return ("predicted %s TFLOP/s at M %d: %d x %d tiles%s, %s of clusters of %d%s, %.0f %% \z
+full"):format(
         figure(problem, item.seconds), tokens, rows // c.cluster, cols,
         c.scheduler == "atomic" and " by a counter" or "",
         item.waves == 1 and "1 wave" or item.waves .. " waves", c.cluster * c.slices,

@@ -101,7 +101,8 @@ local function check_expression(ctx, number, column, expression)
     local chunk, problem = load("return (" .. expression .. ")", "=e", "t", {})
     if not chunk then
         problem = problem:gsub("^e:%d+: ", "")
-        fail(ctx, number, ("'$(%s)' is not a Lua expression: %s"):format(expression, problem), column,
+        fail(ctx, number,
+             ("'$(%s)' is not a Lua expression: %s"):format(expression, problem), column,
              #expression + 3)
     end
 end

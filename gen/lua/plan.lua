@@ -92,7 +92,9 @@ end
 -- shards.
 local function transpose_of(c, operands)
     local w = operands.w.scaling
-    if not w or w.make ~= "shards" and (w.row ~= w.transposed or w.row == "row") then return c.null end
+    if not w or w.make ~= "shards" and (w.row ~= w.transposed or w.row == "row") then
+        return c.null
+    end
     return c.kernel("transpose", { source_dtype = "uint8", target_dtype = "uint8" })
 end
 

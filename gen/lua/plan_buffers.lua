@@ -152,7 +152,8 @@ local function quantise_buffers(list, layer, row, format, ranks)
     end
     for _, name in ipairs { "x", "w", "dy" } do
         local of = row[name]
-        if of and (of.make == "rows" or of.make == "rows_alone" and name == "dy" and layer.bias) then
+        local summed = name == "dy" and layer.bias
+        if of and (of.make == "rows" or of.make == "rows_alone" and summed) then
             line_buffers(list, name, extents[name], of.transposed ~= nil, format)
         end
     end

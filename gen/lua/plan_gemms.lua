@@ -169,9 +169,10 @@ end
 local function output_reason(out, dtype, cols)
     local bytes = cols * SIZE[dtype]
     if bytes % 16 == 0 then
-        return ("%s in place if its address and ld are multiples of 16 bytes, else staged"):format(out)
+        return out .. " in place if its address and ld are multiples of 16 bytes, else staged"
     end
-    return ("%s staged where its rows are packed: %d bytes are no multiple of 16"):format(out, bytes)
+    return ("%s staged where its rows are packed: %d bytes are no multiple of 16"):format(out,
+        bytes)
 end
 
 -- The arguments and fields of one operand (side "a" or "b"): an FP8 copy with its scales, or the
@@ -179,7 +180,8 @@ end
 local function operand_args(c, g, side)
     local name, copy, scaling = g[side], g[side .. "_copy"], g[side .. "_scaling"]
     local buffer = copy and name .. "_" .. copy or name
-    local scales = scaling == "tensor" and name .. "_scales" or copy and buffer .. "_scales" or c.null
+    local scales = scaling == "tensor" and name .. "_scales"
+        or copy and buffer .. "_scales" or c.null
     local args = {
         [side] = buffer,
         [side .. "_ld"] = buffer .. ".ld",
@@ -236,8 +238,8 @@ local scalings = {
 local function cublaslt_reason(g)
     local how
     if g.scaling == "tile" then
-        return "cuBLASLt has no product of one scale a tensor by scales of blocks: a GPU without the generated \z
-kernel is refused"
+        return "cuBLASLt has no product of one scale a tensor by scales of blocks: a GPU without \z
+the generated kernel is refused"
     elseif g.plain then
         how = g.plain .. ": the caller's tensors as they are"
     else
@@ -251,7 +253,8 @@ kernel is refused"
 padded, so every M, N, K fits"):format(g.a_dtype, g.b_dtype, scalings[g.a_scaling], as)
     end
     local out = g.scaling == "row"
-        and g.out .. " staged in fp32, from where the store applies the scales, the smaller of two first"
+        and g.out .. " staged in fp32, from where the store applies the scales, the smaller of \z
+two first"
         or output_reason(g.out, g.dtype, g.cols)
     return how .. "; " .. out
 end

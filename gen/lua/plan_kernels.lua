@@ -32,7 +32,9 @@ end
 -- One text serves both formats where the format is an argument (and stores that add and those that
 -- do not): half the compilations.
 local function unit_name(beginning)
-    return function(s) return name_of(beginning, s.source_dtype, s.power_of_two and "pow2" or "") end
+    return function(s)
+        return name_of(beginning, s.source_dtype, s.power_of_two and "pow2" or "")
+    end
 end
 
 local function unit_parameters(s)

@@ -18,7 +18,11 @@ local M = {}
 
 local PARTIALS = kernels.PARTIALS
 
-local contractions = { x = { "fprop", "wgrad" }, w = { "fprop", "dgrad" }, dy = { "dgrad", "wgrad" } }
+local contractions = {
+    x = { "fprop", "wgrad" },
+    w = { "fprop", "dgrad" },
+    dy = { "dgrad", "wgrad" },
+}
 
 -- ---- arguments ---------------------------------------------------------------------------------
 
@@ -31,7 +35,13 @@ local function merged(...)
 end
 
 local function source_args(o)
-    return { source = o.name, source_ld = o.name .. ".ld", rows = o.rows, cols = o.cols, when = o.when }
+    return {
+        source = o.name,
+        source_ld = o.name .. ".ld",
+        rows = o.rows,
+        cols = o.cols,
+        when = o.when,
+    }
 end
 
 -- The row or the transposed copy as a target; wanted = false: it is made by another step.
@@ -252,8 +262,9 @@ local function line_steps(c, o)
             op = "quantize_lines",
             kernel = c.kernel("quantize_lines", how),
             args = merged(source_args(o), copies_args(c, o), line_maxima(c, o)),
-            reason = ("%s; row copy for %s with a scale a row%s, from one read"):format(what_of(c, o),
-                passes[1], both and (" and transposed copy for %s with a scale a column of %s"):format(
+            reason = ("%s; row copy for %s with a scale a row%s, from one read"):format(
+                what_of(c, o), passes[1],
+                both and (" and transposed copy for %s with a scale a column of %s"):format(
                     passes[2], o.name) or ""),
         },
     }
@@ -272,7 +283,8 @@ local function block_step(c, o)
             transposed_scales_ld = o.name .. "_transposed_scales.ld",
             found_inf = "found_inf",
         }),
-        reason = ("%s; %s from one read, a scale for each %s of %s"):format(what_of(c, o), copies_of(o),
+        reason = ("%s; %s from one read, a scale for each %s of %s"):format(
+            what_of(c, o), copies_of(o),
             block, block == "1x128" and "the contraction" or o.name),
     }
 end
@@ -303,7 +315,8 @@ function makers.known(c, o)
     if calibrate then
         local plain = merged(o, { dbias = false })
         list[1] = amax_step(c, plain,
-            ("calibrate: while %s has no history, its scale comes from its own amax"):format(o.name),
+            ("calibrate: while %s has no history, its scale comes from its own amax"):format(
+                o.name),
             "state_fresh")
     end
     list[#list + 1] = cast_step(c, o, {
@@ -359,7 +372,8 @@ end
 function makers.shards(c, o)
     local known = { buffer = "shard_amaxes", is_amax = true }
     local cast = cast_step(c, o, known,
-        ("%s; %s from one read, with one scale for all rows of a shard"):format(what_of(c, o), copies_of(o)))
+        ("%s; %s from one read, with one scale for all rows of a shard"):format(what_of(c, o),
+            copies_of(o)))
     local amax = cast_step(c, o, merged(known, { amax = "shard_amaxes" }),
         "weight_scale shard: the scale of each shard comes from its own amax, so that comes first")
     for _, copy in ipairs { "row", "transposed" } do

@@ -2,12 +2,12 @@
 -- go by.
 --
 -- A row says, for each operand (x, w, dy):
---   row, transposed  the scaling of that copy: "tensor" one scale; "row" one a row of the copy; "block" one
---                    a row and 128 of the contraction; "tile" one each 128 x 128; nil = no such
---                    copy
---   make             how the copies are made (plan_steps.lua): "own" its own amax first; "known" a scale
---                    from before; "shards" the same for each shard; "rows", "rows_and_tensor",
---                    "rows_alone", "blocks"
+--   row, transposed  the scaling of that copy: "tensor" one scale; "row" one a row of the copy;
+--                    "block" one a row and 128 of the contraction; "tile" one each 128 x 128;
+--                    nil = no such copy
+--   make             how the copies are made (plan_steps.lua): "own" its own amax first; "known" a
+--                    scale from before; "shards" the same for each shard; "rows",
+--                    "rows_and_tensor", "rows_alone", "blocks"
 -- and of the whole recipe:
 --   history          true: scales come from a state (delayed scaling)
 --   plain            passes whose product is of bf16 on the caller's own tensors: pass -> reason
@@ -23,7 +23,8 @@ end
 local rows = { row = "row", transposed = "row", make = "rows" }
 local blocks = { row = "block", transposed = "block", make = "blocks" }
 
-local promoted = "recipe block applies its scales to partial sums of 128, so its sums are always split"
+local promoted = "recipe block applies its scales to partial sums of 128, so its sums are always \z
+split"
 local in_fp32 = "the product is of bf16, which always adds up in fp32"
 
 M.rows = {

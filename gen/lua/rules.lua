@@ -26,8 +26,8 @@ local function delayed(state, record, recipe)
     local most = schema.power_of_two_margin
     if recipe.power_of_two and recipe.margin > most then
         state.report:value(record, "margin", {
-            message = ("margin %d is more than %d, the most with scales that are powers of two"):format(
-                recipe.margin, most),
+            message = ("margin %d is more than %d, the most with scales that are powers of \z
+two"):format(recipe.margin, most),
             hint = "a power of two leaves up to twice the room by itself",
         })
         return false
@@ -71,8 +71,8 @@ local function bf16_layer(state, record, own, model, layer, refused)
     if layer.weight == "fp32" then
         local place = giver(state, record, own, model, "weight")
         state.report:value(place, "weight", {
-            message = "a layer that computes in bf16 multiplies the caller's own weight, which must \z
-be bf16, not fp32",
+            message = "a layer that computes in bf16 multiplies the caller's own weight, which \z
+must be bf16, not fp32",
             hint = 'use weight = "bf16", or compute = "fp8", which quantises fp32 weights',
         })
     end
@@ -106,15 +106,18 @@ local function lone_amaxes(state, record, own, model, layer)
     local may = state.ranks > 1 or state.overrides.fsdp ~= nil
     if may or layer.compute == "bf16" or layer.recipe.amax_group ~= "fsdp" then return end
     state.report:value(giver(state, record, own, model, "recipe"), "recipe", {
-        message = ("layer '%s' shares its amaxes over fsdp, which has one rank"):format(layer.name or "?"),
-        hint = "give the model mesh = { fsdp = ... }, or leave amax_group out; other ranks of yours share \z
-amaxes by an all-reduce of fp8_state_running",
+        message = ("layer '%s' shares its amaxes over fsdp, which has one rank"):format(
+            layer.name or "?"),
+        hint = "give the model mesh = { fsdp = ... }, or leave amax_group out; other ranks of \z
+yours share amaxes by an all-reduce of fp8_state_running",
     })
 end
 
 -- A shard of one rank is the tensor. A mesh that is not the spec's own may be that small.
 local function lone_shards(state, record, own, model, layer)
-    if layer.compute == "bf16" or state.ranks > 1 or layer.recipe.weight_scale ~= "shard" then return end
+    if layer.compute == "bf16" or state.ranks > 1 or layer.recipe.weight_scale ~= "shard" then
+        return
+    end
     if state.overrides.fsdp == nil then
         state.report:value(giver(state, record, own, model, "recipe"), "recipe", {
             message = ("layer '%s' has a scale for each shard of w, but fsdp has one rank"):format(

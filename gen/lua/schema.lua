@@ -5,7 +5,8 @@
 --   name, doc
 --   type      "integer" (min, max) | "boolean" | "choice" (choices) | "name" | "recipe" | "layers"
 --             | "table" (fields, a scope's name)
---   default   a value; or the name of another field: { same_as = "tokens" }; absent = required, unless
+--   default   a value; or the name of another field: { same_as = "tokens" }; absent = required,
+--             unless optional
 --   optional  true: a layer may be without it
 --   layer     true: a layer may give it too; what the model gives is then the default of its layers
 --   refused   value -> { message, hint }: values that people try, with the reason why not
@@ -79,7 +80,8 @@ local common = {
         layer = true, doc = "bf16: the layer's products are of bf16, without scales",
         refused = merge(
             refuse({ "fp16", "float16", "half", "fp32", "float32", "tf32" },
-                "a layer computes in FP8 or in bf16", 'use "bf16" for layers that FP8 does not suit'),
+                "a layer computes in FP8 or in bf16",
+                'use "bf16" for layers that FP8 does not suit'),
             refuse({ "e4m3", "e5m2", "float8" }, "the format of FP8 is a field of the recipe",
                 'use compute = "fp8" and recipe = recipe.current { format = ... }'),
             refuse({ "bfloat16" }, "unknown dtype 'bfloat16'", "did you mean 'bf16'?")),
@@ -91,7 +93,8 @@ local common = {
     dtype_field("weight", weights, "bf16", "dtype of the weight that is quantised",
         "a weight is quantised from bf16 or fp32; FP8 weights are not an input",
         'give the dtype of the master weight: "bf16" or "fp32"'),
-    dtype_field("output", outputs, "bf16", "dtype of y", "FP8 output is not supported: " .. no_fp8_output,
+    dtype_field("output", outputs, "bf16", "dtype of y",
+        "FP8 output is not supported: " .. no_fp8_output,
         'use output = "bf16"; the layer that reads y quantises it'),
     dtype_field("grad_input", outputs, "bf16", "dtype of dx",
         "FP8 gradients are not an output: " .. no_fp8_output, 'use grad_input = "bf16"'),
@@ -115,8 +118,9 @@ local every_block = {
 
 local function accumulation_field(name, default, doc)
     return {
-        name = name, type = "choice", choices = { "fast", "split", "256", "512" }, default = default,
-        doc = doc, numbers = true, -- a sum is promoted every 256 or 512 of the contraction
+        name = name, type = "choice", choices = { "fast", "split", "256", "512" },
+        default = default, doc = doc,
+        numbers = true, -- a sum is promoted every 256 or 512 of the contraction
         refused = { [128] = every_block },
     }
 end
@@ -134,7 +138,10 @@ local function hybrid_format()
 end
 
 local function by_recipe(scale, recipe)
-    return { ("scales of a %s are another recipe"):format(scale), ("use recipe = recipe.%s {}"):format(recipe) }
+    return {
+        ("scales of a %s are another recipe"):format(scale),
+        ("use recipe = recipe.%s {}"):format(recipe),
+    }
 end
 
 local tensor_amaxes = {
@@ -144,8 +151,8 @@ local tensor_amaxes = {
 
 -- Of recipes whose scales are so many that no tensor needs the range of E5M2.
 local function e4m3_format(recipe)
-    local why = ("recipe '%s' has E4M3 alone: its many scales give the range that E5M2 is for, and \z
-E4M3 has a bit more of precision"):format(recipe)
+    local why = ("recipe '%s' has E4M3 alone: its many scales give the range that E5M2 is for, \z
+and E4M3 has a bit more of precision"):format(recipe)
     return {
         name = "format", type = "choice", choices = { "e4m3" }, default = "e4m3",
         doc = "x, w and dy are E4M3",
@@ -221,7 +228,8 @@ schema.scopes = {
         hybrid_format(),
         power_of_two(false),
         {
-            name = "weight_scale", type = "choice", choices = { "tensor", "shard" }, default = "tensor",
+            name = "weight_scale", type = "choice", choices = { "tensor", "shard" },
+            default = "tensor",
             doc = "one scale for w, or for each rank's rows of it: no all_reduce of amaxes",
             refused = {
                 row = by_recipe("row", "rowwise"),
@@ -241,7 +249,8 @@ schema.scopes = {
         },
         {
             name = "margin", type = "integer", min = 0, max = 8, default = 0,
-            doc = "leaves 2^margin of room above the amax; up to 8 every scale has a finite inverse",
+            doc = "leaves 2^margin of room above the amax; up to 8 every scale has a finite \z
+inverse",
         },
         {
             name = "calibrate", type = "boolean", default = false,
@@ -249,11 +258,15 @@ schema.scopes = {
         },
         {
             name = "amax_group", type = "choice", choices = { "rank", "fsdp" }, default = "rank",
-            doc = "ranks whose amaxes become one history, by a maximum once a step: each its own, or all of fsdp",
+            doc = "ranks whose amaxes become one history, by a maximum once a step: each its own, \z
+or all of fsdp",
             refused = {
                 tensor = tensor_amaxes,
                 world = { "the world is the fsdp axis in this version", 'write "fsdp"' },
-                none = { "unknown value 'none' for 'amax_group'", 'write "rank": each rank has its own' },
+                none = {
+                    "unknown value 'none' for 'amax_group'",
+                    'write "rank": each rank has its own',
+                },
             },
         },
         power_of_two(false),
@@ -294,7 +307,10 @@ local function elsewhere(word)
         tensor = tensor_parallel,
         sequence_parallel = tensor_parallel,
         fsdp = ranks,
-        name = { "the name stands in front of the braces", ('write %s "name" { ... }'):format(word) },
+        name = {
+            "the name stands in front of the braces",
+            ('write %s "name" { ... }'):format(word),
+        },
     }
 end
 schema.other_fields = { layer = elsewhere "linear", model = elsewhere "model" }

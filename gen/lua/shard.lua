@@ -201,12 +201,15 @@ function shard.collectives(model, format)
     end
     local function gather(pass, group)
         local bytes = 0
-        for _, i in ipairs(group) do bytes = bytes + shard.payload(layers[i], ranks, format, pass) end
+        for _, i in ipairs(group) do
+            bytes = bytes + shard.payload(layers[i], ranks, format, pass)
+        end
         local dtype = #group == 1 and layers[group[1]].compute == "bf16" and "bf16" or "uint8"
         add("all_gather", pass, table.move(group, 1, #group, 1, {}), bytes, dtype)
     end
     local function reduce(i)
-        add("reduce_scatter", "wgrad", { i }, shard.gradient(layers[i], ranks), layers[i].grad_weight)
+        local layer = layers[i]
+        add("reduce_scatter", "wgrad", { i }, shard.gradient(layer, ranks), layer.grad_weight)
     end
     local amaxes, with_amax = 0, {}
     for i, layer in ipairs(layers) do
@@ -226,7 +229,9 @@ function shard.collectives(model, format)
             histories[#histories + 1] = i
         end
     end
-    if #histories > 0 then add("all_reduce_max", "advance", histories, #histories * 3 * 4, "fp32") end
+    if #histories > 0 then
+        add("all_reduce_max", "advance", histories, #histories * 3 * 4, "fp32")
+    end
     return list
 end
 

@@ -272,7 +272,8 @@ function spec.override(name, text)
         local problem, hint = choose.force_problem(text)
         if problem then
             local near = locate.nearest(text, { "cublaslt", "generated" })
-            error({ message = problem, hint = near and ("did you mean '%s'?"):format(near) or hint }, 0)
+            hint = near and ("did you mean '%s'?"):format(near) or hint
+            error({ message = problem, hint = hint }, 0)
         end
         forced_gemm = text
         return

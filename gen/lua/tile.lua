@@ -20,11 +20,11 @@ local function ceil_div(a, b) return (a + b - 1) // b end
 M.SMS = 132 -- of the GPU that the constants describe
 
 -- One row a configuration:
---   name                 <schedule><bm>x<bn>c<cluster>s<stages>[p<partials>][k<slices>][o<slabs>][w<consumers>]
---                        g<group>[a]; schedule: pp pingpong, co cooperative; ex cooperative with an
---                        exchange between the CTAs of a cluster, sw the same with swapped operands:
---                        bm columns of out, bn rows
---   bm, bn               tile of a CTA                     stages    of the ring, bm + bn rows of 128 bytes
+--   name                 <schedule><bm>x<bn>c<cluster>s<stages>[p<partials>][k<slices>][o<slabs>]
+--                        [w<consumers>]g<group>[a]; schedule: pp pingpong, co cooperative; ex
+--                        cooperative with an exchange between the CTAs of a cluster, sw the same
+--                        with swapped operands: bm columns of out, bn rows
+--   bm, bn               tile of a CTA          stages    of the ring, bm + bn rows of 128 bytes
 --   cluster              CTAs below each other that share b
 --   slices               CTAs of a cluster that share the contraction of a tile
 --   group                rows of clusters in a raster group
@@ -46,7 +46,7 @@ local function row(name, producer, consumer, us, only)
         cluster = math.tointeger(cluster),
         group = number "g",
         pingpong = schedule == "pp",
-        crowded = schedule == "pp" and name:find "x192" ~= nil, -- no registers left for scales of rows
+        crowded = schedule == "pp" and name:find "x192" ~= nil, -- no registers for scales of rows
         exchange = schedule == "ex" or schedule == "sw",
         swapped = schedule == "sw",
         slices = number "k" or 1,
@@ -155,7 +155,9 @@ end
 -- "tensor").
 function M.fits(c, problem)
     if problem.scaling == "block" or problem.scaling == "none" then return false end
-    if problem.scaling == "tile" and not applies_blocks(c, problem.accumulation) then return false end
+    if problem.scaling == "tile" and not applies_blocks(c, problem.accumulation) then
+        return false
+    end
     local long = M.run_of(problem.accumulation) > 1
     local row = problem.scaling == "row"
     if row and (c.crowded or long and c.bn > 128) then return false end
@@ -176,10 +178,10 @@ end
 
 local START = 3.9e-6 -- s, from launch to the first multiplication
 local FIRST = 1.03e-6 -- s, latencies of a tile's way out
-local OUT = { narrow = 4.24e-11, wide = 1.31e-10, add = 1.66e-10 } -- s for each element of a CTA's tile
+local OUT = { narrow = 4.24e-11, wide = 1.31e-10, add = 1.66e-10 } -- s an element of a CTA's tile
 local PARKED = 0.85 -- share of the way out that shows where no slab is waited for
 local OVERLAPPED = 0.14 -- share of the way out that still shows under pingpong
-local EXCHANGE = 9.2e-7 -- s for each slice, of the partial tiles through shared memory, and the barriers
+local EXCHANGE = 9.2e-7 -- s a slice, of the partial tiles through shared memory, and the barriers
 local ROOM = 16 -- of so many SMs one is left over by clusters of more than two CTAs
 local IDLE = 0.31 -- share of a block's time that goes when nearly all other SMs are idle
 local READ, WRITE = 5.50e12, 2.72e12 -- bytes/s of operands and output
@@ -225,7 +227,9 @@ local function waves_of(tile_rows, tile_cols, cluster, p)
     return waves, clusters / (waves * at_once), clusters
 end
 
-local function out_rate(p) return OUT[p.add and "add" or SIZE[p.out] == 4 and "wide" or "narrow"] end
+local function out_rate(p)
+    return OUT[p.add and "add" or SIZE[p.out] == 4 and "wide" or "narrow"]
+end
 
 -- Seconds that a tile takes on its way out; less of it shows where the whole tile finds room in the
 -- slabs.
@@ -258,7 +262,8 @@ end
 
 -- What cuBLASLt's best algorithm takes: fitted in the same way, over the tiles that it has.
 local LT_TILES = {
-    { 128, 256, 0.775 }, { 128, 128, 0.373 }, { 64, 128, 0.290 }, { 64, 64, 0.140 }, { 16, 64, 0.100 },
+    { 128, 256, 0.775 }, { 128, 128, 0.373 }, { 64, 128, 0.290 }, { 64, 64, 0.140 },
+    { 16, 64, 0.100 },
 }
 local LT_OUT = 0.74 -- share of a tile's way out that shows
 local LT_SPLIT = 1.196 -- blocks of split accumulation take that much longer
@@ -286,7 +291,8 @@ function M.cublaslt_seconds(p)
     end
     local slower = LT_SLOWER[p.scaling or "tensor"]
     local stage = p.scaling == "row" and stage_seconds(p) or 0
-    return stage + LT_START[kind_of(p)] + limited(best * slower, p, LT_SUSTAINED[kind_of(p)] / slower)
+    local sustained = LT_SUSTAINED[kind_of(p)] / slower
+    return stage + LT_START[kind_of(p)] + limited(best * slower, p, sustained)
 end
 
 function M.flops(p) return flops_of(p) end

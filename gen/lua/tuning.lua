@@ -182,7 +182,9 @@ end
 -- The configuration that a choice names; nil after a report.
 local function check_config(state, where, entry)
     local config = entry.choice.config
-    if not check_fields(state, where .. ": choice.config", config, config_fields) then return nil end
+    if not check_fields(state, where .. ": choice.config", config, config_fields) then
+        return nil
+    end
     local found
     for _, c in ipairs(tile.configurations) do
         local same = config.name == nil or config.name == c.name
@@ -199,11 +201,12 @@ local function check_config(state, where, entry)
         add = entry.accumulate,
     }
     if not found then
-        add(state, where, ("choice.config is no configuration of this version: bm %d, bn %d, stages %d, \z
-cluster %d, group %d, pingpong %s, partials %d, slices %d, swapped %s, slabs %d, consumers %d, \z
-scheduler %s"):format(config.bm, config.bn, config.stages, config.cluster, config.group, config.pingpong,
-            config.partials, config.slices or 1, config.swapped or false, config.slabs or 2,
-            config.consumers or 2, config.scheduler or "static"),
+        add(state, where, ("choice.config is no configuration of this version: bm %d, bn %d, \z
+stages %d, cluster %d, group %d, pingpong %s, partials %d, slices %d, swapped %s, slabs %d, \z
+consumers %d, scheduler %s"):format(config.bm, config.bn, config.stages, config.cluster,
+            config.group, config.pingpong, config.partials, config.slices or 1,
+            config.swapped or false, config.slabs or 2, config.consumers or 2,
+            config.scheduler or "static"),
             "run fp8gen tune again")
     elseif not tile.fits(found, problem) then
         add(state, where, ("choice.config %s does not serve %s accumulation into %s%s"):format(
@@ -311,8 +314,9 @@ local function check_counts(state, entries)
         local gemm = gemm_of(entries[i])
         counts[gemm] = (counts[gemm] or 0) + 1
         if counts[gemm] == ENTRIES_MAX + 1 then
-            add(state, "entry " .. i, ("it is the %dth for the same GEMM (%s); at most %d are taken"):format(
-                ENTRIES_MAX + 1, gemm, ENTRIES_MAX))
+            add(state, "entry " .. i,
+                ("it is the %dth for the same GEMM (%s); at most %d are taken"):format(
+                    ENTRIES_MAX + 1, gemm, ENTRIES_MAX))
         end
     end
 end
@@ -342,8 +346,8 @@ local function check_overlaps(state, entries)
     table.sort(found, function(a, b) return a[2].index < b[2].index end)
     for _, pair in ipairs(found) do
         local a, b = pair[1], pair[2]
-        add(state, "entry " .. b.index, ("its tokens %d to %d overlap those of entry %d, %d to %d, \z
-for the same GEMM"):format(b.entry.min_tokens, b.entry.max_tokens, a.index, a.entry.min_tokens,
+        add(state, "entry " .. b.index, ("its tokens %d to %d overlap those of entry %d, %d to \z
+%d, for the same GEMM"):format(b.entry.min_tokens, b.entry.max_tokens, a.index, a.entry.min_tokens,
             a.entry.max_tokens))
     end
 end

@@ -106,7 +106,8 @@ expect_file "$T/three/manifest.json"
 
 case_of "a relative path, and a working folder that is gone"
 mkdir "$T/gone"
-(cd "$T/gone" && rmdir "$T/gone" && FP8GEN_CACHE_DIR=there exec "$FP8GEN" build "$T/spec.lua" -o "$T/six") 2>"$T/err"
+(cd "$T/gone" && rmdir "$T/gone" &&
+    FP8GEN_CACHE_DIR=there exec "$FP8GEN" build "$T/spec.lua" -o "$T/six") 2>"$T/err"
 expect_file "$T/six/manifest.json"
 run cat "$T/err"
 expect_out_has "warning: the cache has a relative path, which the working folder does not lead to"

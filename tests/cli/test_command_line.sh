@@ -76,7 +76,8 @@ run fp8gen help spec
 expect_code 0
 expect_out_has "in_features     1..268435456"
 expect_out_has 'weight_scale    "tensor" | "shard"'
-awk 'length($0) > 96 && !/^ /' < <(fp8gen help bench shard) | grep . && fail "lines of 96 columns expected"
+awk 'length($0) > 96 && !/^ /' < <(fp8gen help bench shard) | grep . &&
+    fail "lines of 96 columns expected"
 run fp8gen help run more
 expect_code 2
 expect_err_has "'help run' takes no more words, but 'more' was given too"

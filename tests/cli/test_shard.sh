@@ -58,7 +58,8 @@ for ranks in 3 7 16; do
         [ "${first:-$at}" = $at ] || fail "rank $rank of $ranks begins at $at"
         at=$((${end:-$((at - 1))} + 1))
         collectives=$(sed -n '/^collectives/,$p' "$out")
-        [ -z "$lines" ] || [ "$lines" = "$collectives" ] || fail "the collectives of rank 0 expected"
+        [ -z "$lines" ] || [ "$lines" = "$collectives" ] ||
+            fail "the collectives of rank 0 expected"
         lines=$collectives
     done
     [ $at = 2556 ] || fail "2556 rows over $ranks ranks, not $at"

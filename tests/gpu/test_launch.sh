@@ -73,7 +73,8 @@ kill -9 "${pids[last]}" 2>/dev/null || fail "rank $last ended too early to be ki
 join_ranks 60
 for ((rank = 0; rank < last; rank++)); do
     [ "${codes[rank]}" != 0 ] || fail "an error of rank $rank expected"
-    grep -qE "rank $rank( of $gpus|:|,)" "$T/$rank.err" || fail "a message that names rank $rank expected"
+    grep -qE "rank $rank( of $gpus|:|,)" "$T/$rank.err" ||
+        fail "a message that names rank $rank expected"
 done
 
 case_of "one does not come, has another spec, another model"

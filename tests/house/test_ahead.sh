@@ -10,7 +10,8 @@ cp -L "$FP8_TEST_BUILD"/lib/libfp8.so* "$T/node/" || exit 1
 cp -L "$FP8_TEST_BUILD"/lib/libjansson.so* "$T/node/" 2>/dev/null
 cc -std=c11 -D_GNU_SOURCE -Wall -I. ${sanitize:+-fsanitize=$sanitize} -o "$T/node/ahead" \
     tests/house/ahead/ahead.c -L"$T/node" -lfp8 || exit 1
-cc -shared -fPIC -D_GNU_SOURCE -O1 -o "$T/node/hide.so" tests/house/preload/hide_libraries.c -ldl || exit 1
+cc -shared -fPIC -D_GNU_SOURCE -O1 -o "$T/node/hide.so" tests/house/preload/hide_libraries.c -ldl ||
+    exit 1
 cat >"$T/spec.lua" <<END
 return model "ahead" { layers = { linear "a" { in_features = 16, out_features = 32, tokens = 4 } } }
 END

@@ -3,7 +3,8 @@
 # cuBLASLt, and says what is missing where it needs them.
 . tests/cli/harness.sh
 command -v cc >/dev/null || { echo "skip: no C compiler for the preloaded library"; exit 77; }
-cc -shared -fPIC -D_GNU_SOURCE -O1 -o "$T/hide.so" tests/house/preload/hide_libraries.c -ldl || exit 1
+cc -shared -fPIC -D_GNU_SOURCE -O1 -o "$T/hide.so" tests/house/preload/hide_libraries.c -ldl ||
+    exit 1
 bare() { # a sanitizer's runtime wants to come first
     ASAN_OPTIONS=verify_asan_link_order=0 LD_PRELOAD=$T/hide.so "$FP8GEN" "$@"
 }

@@ -48,7 +48,8 @@ while read -r file; do
     quoted=() angled=()
     for word in $row; do
         case $word in
-        *.h | - | *.cuh) [ "${#angled[@]}" = 0 ] && case $word in only:*) ;; *) quoted+=("$word"); continue ;; esac ;;
+        *.h | - | *.cuh) [ "${#angled[@]}" = 0 ] &&
+            case $word in only:*) ;; *) quoted+=("$word"); continue ;; esac ;;
         esac
         angled+=("$word")
     done
@@ -57,12 +58,14 @@ while read -r file; do
         target=$(sed -n 's/^ *# *include *[<"]\([^>"]*\)[>"].*/\1/p' <<<"$text")
         if [[ $text == *\"* ]]; then
             matches "$target" "${quoted[@]}" || fault "$file:$line: may not include \"$target\""
-            matches "$file" 'gen/*' && ! matches "$file" 'gen/cli/*' && matches "$target" 'gen/cli/*' &&
+            matches "$file" 'gen/*' && ! matches "$file" 'gen/cli/*' &&
+                matches "$target" 'gen/cli/*' &&
                 fault "$file:$line: libfp8gen may not include the program's \"$target\""
             case $file in
             templates/*) [ -f "templates/$target" ] || fault "$file:$line: no templates/$target" ;;
             examples/* | runtime/fp8_*.h) ;; # public headers lie side by side
-            *) [ -f "$target" ] || fault "$file:$line: \"$target\" does not begin at the project's root" ;;
+            *) [ -f "$target" ] ||
+                fault "$file:$line: \"$target\" does not begin at the project's root" ;;
             esac
         else
             case "${angled[*]}" in

@@ -9,7 +9,8 @@ sanitize=$(sed -n 's/^FP8GEN_SANITIZE:STRING=//p' "$FP8_TEST_BUILD/CMakeCache.tx
 cmake --install "$FP8_TEST_BUILD" --prefix "$folder/first" >/dev/null
 mv "$folder/first" "$folder/moved"
 cmake -S examples/consumer -B "$folder/build" -DCMAKE_PREFIX_PATH="$folder/moved" \
-    ${sanitize:+-DCMAKE_C_FLAGS=-fsanitize=$sanitize} >"$folder/log" || { cat "$folder/log"; exit 1; }
+    ${sanitize:+-DCMAKE_C_FLAGS=-fsanitize=$sanitize} >"$folder/log" ||
+        { cat "$folder/log"; exit 1; }
 cmake --build "$folder/build" >"$folder/log" || { cat "$folder/log"; exit 1; }
 "$folder/build/consumer" "$folder/bundle"
 "$folder/moved/bin/fp8gen" --version

@@ -22,7 +22,8 @@ const char rig_every_variant[] = "return model \"variants\" { mesh = { fsdp = 2 
     LAYER("a", "bias = true")
     LAYER("b", "bias = true, recipe = recipe.current { power_of_two = true }, weight = \"fp32\", "
                "grad_weight = \"bf16\"")
-    LAYER("c", "recipe = recipe.current { format = \"e4m3\" }, weight = \"fp32\", output = \"fp32\"")
+    LAYER("c", "recipe = recipe.current { format = \"e4m3\" }, "
+               "weight = \"fp32\", output = \"fp32\"")
     LAYER("d", "recipe = recipe.current { format = \"e4m3\", power_of_two = true }, "
                "grad_input = \"fp32\", output = \"fp16\", grad_weight = \"fp16\"")
     LAYER("m", "recipe = recipe.current { weight_scale = \"shard\" }")

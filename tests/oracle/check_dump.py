@@ -3,12 +3,11 @@
 
 usage: check_dump.py DIR [--rows N]
 
-For every layer: the scales of x, w and dy bit for bit from the dumped tensors, one a tensor, row, block of
-128 or 128 x 128 as the recipe says; every FP8 byte of both copies and every pad byte; y, dx and dw against
-float64 products of the dequantised operands (sampled rows where a product is large) and against products of
-the original tensors; dbias.
-Shares no code with fp8gen. Prints one line per array, exits 0 if all agree, 1 if one differs, 2 for a
-folder that is not a dump.
+For every layer: the scales of x, w and dy bit for bit from the dumped tensors, one a tensor, row,
+block of 128 or 128 x 128 as the recipe says; every FP8 byte of both copies and every pad byte; y,
+dx and dw against float64 products of the dequantised operands (sampled rows where a product is
+large) and against products of the original tensors; dbias. Shares no code with fp8gen. Prints one
+line per array, exits 0 if all agree, 1 if one differs, 2 for a folder that is not a dump.
 """
 import json
 import os
@@ -111,7 +110,7 @@ def spread(values, group, shape):
 
 def scale_part(inverse, scaling, transposed, shape):
     """The part of scales as it lies in memory: pads are zero."""
-    grid = inverse.T if transposed else inverse  # [rows of the copy or their blocks, blocks of the depth]
+    grid = inverse.T if transposed else inverse  # [rows or blocks of rows, blocks of the depth]
     if scaling == ROW:
         body, pad = grid.reshape(1, -1), 16
     elif scaling == BLOCK:
@@ -238,7 +237,8 @@ def check_product(layer, out, pass_name, a, b, depth, bias, rows_wanted):
         bound = np.inf
     e5m2 = not plain and "e5m2" in (layer.dtype(a[2]), layer.dtype(b[2]))
     decibel = -20 * np.log10(noise) if noise > 0 else np.inf
-    needed = (24.0 if e5m2 else 28.0) if value.size >= JUDGED and depth > 0 and not plain else -np.inf
+    judged = value.size >= JUDGED and depth > 0 and not plain
+    needed = (24.0 if e5m2 else 28.0) if judged else -np.inf
     good = error <= bound and (decibel >= needed or depth == 0)
     report(layer.name, out, bool(good),
            f"{value.size} outputs, error {error:.2e} (bound {bound:.0e}), SQNR {decibel:.1f} dB")
@@ -254,10 +254,13 @@ def check_layer(layer, rows_wanted):
             return
     for name in ("x", "w", "dy"):
         check_operand(layer, name)
-    check_product(layer, "y", "fprop", ("x", False, "x_row"), ("w", False, "w_row"), k, r["bias"], rows_wanted)
-    check_product(layer, "dw", "wgrad", ("dy", True, "dy_transposed"), ("x", True, "x_transposed"), m, False,
+    check_product(layer, "y", "fprop", ("x", False, "x_row"), ("w", False, "w_row"), k, r["bias"],
                   rows_wanted)
-    check_product(layer, "dx", "dgrad", ("dy", False, "dy_row"), ("w", True, "w_transposed"), n, False, rows_wanted)
+    check_product(layer, "dw", "wgrad", ("dy", True, "dy_transposed"), ("x", True, "x_transposed"),
+                  m, False,
+                  rows_wanted)
+    check_product(layer, "dx", "dgrad", ("dy", False, "dy_row"), ("w", True, "w_transposed"), n,
+                  False, rows_wanted)
     if r["bias"]:
         dy = layer.values("dy").astype(np.float64)
         sums = dy.sum(axis=0)

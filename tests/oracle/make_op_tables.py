@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Writes tests/oracle/op_tables.h: what numpy and ml_dtypes make of whole matrices, by every granularity.
+"""Writes tests/oracle/op_tables.h: what numpy and ml_dtypes make of whole matrices, by every
+granularity.
 
-The header is committed; tests/unit/test_host_tables.c runs the host backend's ops on the same matrices and
-compares CRC-32 (zlib) of every output buffer, padding and all. `make_op_tables.py --check` compares the
-committed header with a fresh one. Matrices are pure functions of kind, row and column, written down in both
-languages. The rules of scales and casts are written here from NUMERICS section 2, on arrays, sharing
-nothing with the C code but make_tables.py's cast of a vector.
+The header is committed; tests/unit/test_host_tables.c runs the host backend's ops on the same
+matrices and compares CRC-32 (zlib) of every output buffer, padding and all. `make_op_tables.py
+--check` compares the committed header with a fresh one. Matrices are pure functions of kind, row
+and column, written down in both languages. The rules of scales and casts are written here from
+NUMERICS section 2, on arrays, sharing nothing with the C code but make_tables.py's cast of a
+vector.
 """
 import pathlib
 import sys
@@ -43,12 +45,14 @@ def matrix(kind, rows, cols, bf16):
     elif kind == "ALL":
         bits = (i * np.uint32(cols) + j) << np.uint32(16)
     else:
-        exponent = np.uint32(118) + ((h >> np.uint32(23)) & np.uint32(7)) + i % np.uint32(5) - j % np.uint32(3)
+        exponent = np.uint32(118) + ((h >> np.uint32(23)) & np.uint32(7))
+        exponent = exponent + i % np.uint32(5) - j % np.uint32(3)
         bits = keep | exponent << np.uint32(23)
         if kind == "HOLES":
             zero = (i % 3 == 0) & (i < 60) | (j % 5 == 0)
             bits = np.where(zero, bits & np.uint32(0x80000000), bits)
-            bits = np.where((i % 7 == 3) & (i == j), np.uint32(0x7F800000) | (i % 2) << np.uint32(31), bits)
+            infinite = np.uint32(0x7F800000) | (i % 2) << np.uint32(31)
+            bits = np.where((i % 7 == 3) & (i == j), infinite, bits)
             bits = np.where((i % 11 == 4) & (i + 1 == j), np.uint32(0xFFC00000), bits)
     bits = np.broadcast_to(bits, (rows, cols)).astype(np.uint32)
     return bits & np.uint32(0xFFFF0000) if bf16 else bits
@@ -85,7 +89,8 @@ def by_row(fmt, x, power_of_two):
     """Codes of a copy, padded, and its scales, for one scale a row."""
     scale, inverse = scales_for(fmt, amax_of(x, 1), power_of_two)
     rows, cols = x.shape
-    return padded(codes_of(fmt, x, scale), up(rows, 16), up(cols, 128)), padded(inverse.T, 1, up(rows, 16))
+    codes = padded(codes_of(fmt, x, scale), up(rows, 16), up(cols, 128))
+    return codes, padded(inverse.T, 1, up(rows, 16))
 
 
 def by_block(fmt, x, power_of_two):
@@ -128,7 +133,8 @@ def case(kind, rows, cols, fmt, power_of_two, bf16):
     bad = int(not np.isfinite(x).all())
     numbers = ", ".join(f"0x{int(n):08X}u" for n in sums)
     return (f"    {{ OP_KIND_{kind}, {rows}, {cols}, {'true' if fmt == 'e4m3' else 'false'}, "
-            f"{'true' if power_of_two else 'false'}, {'true' if bf16 else 'false'}, {bad},\n      {{ {numbers} }} }},")
+            f"{'true' if power_of_two else 'false'}, {'true' if bf16 else 'false'}, {bad},\n"
+            f"      {{ {numbers} }} }},")
 
 
 def cases():
@@ -137,7 +143,8 @@ def cases():
         for rows, cols in SHAPES:
             for bf16 in (False, True):
                 # formats and powers of two in turn: every pair meets every kind
-                yield case(kind, rows, cols, "e4m3" if number % 3 else "e5m2", number // 3 % 2 == 1, bf16)
+                fmt = "e4m3" if number % 3 else "e5m2"
+                yield case(kind, rows, cols, fmt, number // 3 % 2 == 1, bf16)
                 number += 1
     for fmt in FORMATS:
         for power_of_two in (False, True):

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Writes tests/oracle/format_tables.h: what numpy and ml_dtypes say about casts, decoding and scales.
+"""Writes tests/oracle/format_tables.h: what numpy and ml_dtypes say about casts, decoding and
+scales.
 
-The header is committed; tests/unit/test_formats.c compares the C codecs with it, so the codecs meet an
-implementation that shares no line with them. Results that are too many to list are kept as CRC-32 (zlib)
-of the bytes, in blocks. `make_tables.py --check` compares the committed header with a fresh one.
+The header is committed; tests/unit/test_formats.c compares the C codecs with it, so the codecs meet
+an implementation that shares no line with them. Results that are too many to list are kept as
+CRC-32 (zlib) of the bytes, in blocks. `make_tables.py --check` compares the committed header with a
+fresh one.
 
-The rules that ml_dtypes does not have are put around its cast here, written from NUMERICS section 2: the
-product is taken in float32, finite inputs saturate, NaN is 0x7F, infinities are judged on x.
+The rules that ml_dtypes does not have are put around its cast here, written from NUMERICS section
+2: the product is taken in float32, finite inputs saturate, NaN is 0x7F, infinities are judged on x.
 """
 import pathlib
 import sys
@@ -82,7 +84,7 @@ def scale_of(amax, maximum, power_of_two):
 
 
 def amax_inputs():
-    """The borders that NUMERICS lists, powers of two, every exponent, and a fixed walk over the bits."""
+    """The borders that NUMERICS lists, powers of two, every exponent, a fixed walk over the bits."""
     listed = [0.0, 4.28125, 1.0, 448.0, 464.0, 57344.0, 3.39e38, 3.4028234663852886e38, 2e-36, 1.3e-36,
               1.3166e-36, 1.3165e-36, 1.3167e-36, 1e-38, 9.2e-41, 1e-34, 1.6852e-34, 1.6851e-34,
               1.6853e-34, 5.266e-36, 5.265e-36, 5.267e-36, 6.741e-34, 6.740e-34, 6.742e-34, 1e-20, 3.0,
@@ -134,7 +136,8 @@ def make():
         table(out, f"table_bf16_{name}[TABLE_SCALES * TABLE_BF16_BLOCKS]", sums)
         inputs = fp32_inputs(name)
         out.append(f"enum {{ TABLE_FP32_INPUTS_{name.upper()} = {len(inputs)} }};\n")
-        table(out, f"table_fp32_inputs_{name}[1] /* CRC of the inputs */", [crc(inputs.view(np.uint32))])
+        table(out, f"table_fp32_inputs_{name}[1] /* CRC of the inputs */",
+              [crc(inputs.view(np.uint32))])
         table(out, f"table_fp32_{name}[TABLE_SCALES]",
               [crc(cast(name, inputs, scale)) for scale in floats(SCALE_BITS)])
     listed, walk = amax_inputs()

@@ -4,13 +4,15 @@
 set -u
 command -v cc >/dev/null || { echo "skip: no C compiler"; exit 77; }
 cuda=$(sed -n 's/^FP8GEN_CUDA_INCLUDE_DIR:[A-Z]*=//p' "$FP8_TEST_BUILD/CMakeCache.txt")
-[ -f "$cuda/cuda_runtime.h" ] || { echo "skip: nccl.h needs cuda_runtime.h, which is not in $cuda"; exit 77; }
+[ -f "$cuda/cuda_runtime.h" ] ||
+    { echo "skip: nccl.h needs cuda_runtime.h, which is not in $cuda"; exit 77; }
 python=$(python3 -c 'import nvidia.nccl, os; print(os.path.join(list(nvidia.nccl.__path__)[0], "include"))' 2>/dev/null)
 found=
 for folder in "${FP8_NCCL_INCLUDE:-}" /usr/include /usr/local/include "$cuda" "$python"; do
     [ -n "$folder" ] && [ -f "$folder/nccl.h" ] && found=$folder && break
 done
-[ -n "$found" ] || { echo "skip: no nccl.h on this machine; FP8_NCCL_INCLUDE names its folder"; exit 77; }
+[ -n "$found" ] ||
+    { echo "skip: no nccl.h on this machine; FP8_NCCL_INCLUDE names its folder"; exit 77; }
 file=$(mktemp --suffix=.c)
 trap 'rm -f "$file"' EXIT
 {

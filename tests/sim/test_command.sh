@@ -82,7 +82,8 @@ assert all(event["dur"] >= 0 for event in events)' "$T/trace.json"
 fi
 run fp8gen bench shard --device host --case weights --shape 130,64 --rounds 1 --ranks 3 --ranks 2
 expect_code 0
-[ "$(grep -c '^gather_fp8_vs_bf16  *[23] ' "$out")" -eq 2 ] || fail "a row for each number of ranks expected"
+[ "$(grep -c '^gather_fp8_vs_bf16  *[23] ' "$out")" -eq 2 ] ||
+    fail "a row for each number of ranks expected"
 [ "$(grep -c '^case ' "$out")" -eq 1 ] || fail "one table expected"
 expect_out_lacks predicted
 for ranks in 1 65 two; do
@@ -116,7 +117,8 @@ run fp8gen bench shard --device host --case step --shape 16,16 --tokens 8 --bloc
 [ ! -e "$T/new.json" ] || fail "no file for a run that failed expected"
 echo kept >"$T/log" # what the output goes to is not replaced
 "$FP8GEN" $small --trace /dev/stdout >>"$T/log" 2>"$err" || fail "exit code 0 expected"
-{ grep -q kept "$T/log" && grep -q traceEvents "$T/log"; } || fail "a log with a timeline behind it expected"
+{ grep -q kept "$T/log" && grep -q traceEvents "$T/log"; } ||
+    fail "a log with a timeline behind it expected"
 grep -q traceEvents "$T/target.json" || fail "a timeline where the link leads expected"
 run fp8gen bench shard --case gathers
 expect_code 2
