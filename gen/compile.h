@@ -36,8 +36,8 @@ struct gen_job {
     size_t cubin_bytes;
     unsigned char *cubin;
     char *log;
-    char
-        *kept_at; /* the folder with source and log of a kernel that did not compile; NULL = none */
+    /* the folder with source and log of a kernel that did not compile; NULL = none */
+    char *kept_at;
 };
 
 /* ---- nvrtc.c --------------------------------------------------------------------------------- */

@@ -57,6 +57,7 @@ FP8GEN_API const char *fp8gen_version(void);
 /* options may be NULL. On failure *gen is NULL: FP8GEN_ERR_MACHINE is out of memory; for
  * FP8GEN_ERR_ARGUMENT fp8gen_jit_error has the sentence. */
 FP8GEN_API fp8gen_status fp8gen_open(const fp8gen_options *options, fp8gen **gen);
+/* With all strings that it handed out. NULL: nothing to do. */
 FP8GEN_API void fp8gen_close(fp8gen *gen);
 
 /* All diagnostics so far, in order, as one text ending in a newline; "" if there are none,
@@ -75,13 +76,14 @@ FP8GEN_API fp8gen_status fp8gen_override(fp8gen *gen, const char *field, const c
 /* Plans by the measurements of this tuning file (JSON, written by `fp8gen tune`); GEMMs that it
  * does not speak of are planned by prediction. A session takes one, before its plan is made. What a
  * forced "gemm" says goes first. FP8GEN_ERR_SPEC: the file is not right, all that is wrong is in
- * the diagnostics;
- * FP8GEN_ERR_MACHINE: it cannot be read. */
+ * the diagnostics; FP8GEN_ERR_MACHINE: it cannot be read. */
 FP8GEN_API fp8gen_status fp8gen_tuning_file(fp8gen *gen, const char *path);
 
-/* The configurations of generated GEMMs, in a fixed order, as a JSON array of objects { "name":
- * "pp128x192c2s4g8", "bm", "bn", "stages", "cluster", "group", "pingpong", "partials" (0: fast
- * accumulation, else split) }. Owned by the session. */
+/* The configurations of generated GEMMs, in a fixed order, as a JSON array of objects: "name"
+ * ("pp128x192c2s4g8"), the numbers of the name "bm", "bn", "stages", "cluster", "group", "partials"
+ * (0: fast accumulation, else split), "slices" (CTAs that share a contraction), "slabs" (of the
+ * output in shared memory), "consumers" (warpgroups that multiply), the flags "pingpong" and
+ * "swapped" (operands), "scheduler" ("static", "atomic"). Owned by the session. */
 FP8GEN_API fp8gen_status fp8gen_gemm_configs(fp8gen *gen, const char **json);
 
 /* Evaluates the spec in the sandbox and checks it against the schema; reports all its errors.
@@ -151,8 +153,8 @@ typedef struct fp8gen_build_options {
  * diagnostics); FP8GEN_ERR_SPEC: the same, with templates of template_dir. */
 FP8GEN_API fp8gen_status fp8gen_build(fp8gen *gen, const fp8gen_build_options *options);
 
-/* One line for each field of the spec: name, type, range, default, doc; the README's table.
- * Static. */
+/* One line for each field of the spec: name, type, range, default, doc; the README's table. Owned
+ * by the session. */
 FP8GEN_API fp8gen_status fp8gen_schema(fp8gen *gen, const char **text);
 
 /* Opens NVRTC as a build would. *path and *version ("13.0") live as long as the session.
@@ -211,12 +213,14 @@ FP8GEN_API int fp8gen_jit_provider(void *user, const struct fp8_layer_descriptio
 /* ---- the cache on disk ----------------------------------------------------------------------- */
 /* dir as fp8gen_jit_options.cache_dir. fp8gen_jit_error has what went wrong. */
 
+/* Where the cache is, or would be, in path[0..path_bytes). FP8GEN_ERR_ARGUMENT: path is NULL or too
+ * short; FP8GEN_ERR_MACHINE: there is no folder for it. */
 FP8GEN_API fp8gen_status fp8gen_cache_path(const char *dir, char *path, size_t path_bytes);
 
 typedef struct fp8gen_cache_entry {
     uint32_t size;
-    uint32_t
-        damaged; /* 1: its files are not as they were written; it is rebuilt when next needed */
+    /* 1: its files are not as they were written; it is rebuilt when next needed */
+    uint32_t damaged;
     const char *kind; /* "kernels", "bundles", or "failed": sources and logs that did not compile */
     const char *name; /* "<kernel>.<128-bit hash of its key>", its folder in <cache>/<kind> */
     uint64_t bytes;

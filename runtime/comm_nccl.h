@@ -52,8 +52,8 @@ struct nccl {
     pthread_t watcher;
     bool watching;
     bool stop;
-    pthread_mutex_t
-        watch_lock; /* over stop and a look: a call that hangs holds the communicator's */
+    /* over stop and a look: a call that hangs holds the communicator's */
+    pthread_mutex_t watch_lock;
     pthread_cond_t stopping;
 };
 
@@ -68,9 +68,8 @@ void fp8_nccl_begin_call(struct nccl *nccl);
 /* FP8_ERR_TIMEOUT: it has taken it, whatever the call says, and the abort has ended or is left to
  * itself. */
 fp8_status fp8_nccl_end_call(struct nccl *nccl, const char *what);
-/* Ends NCCL's part of it; whose the handle is, who therefore may call this, struct nccl says.
- * Not at its end after so many seconds: the device is stuck. On a device that is, nothing is
- * done. */
+/* Ends NCCL's part of it; whose the handle is, who therefore may call this, struct nccl says. Not
+ * at its end after so many seconds: the device is stuck. On a device that is, nothing is done. */
 void fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds);
 void fp8_nccl_destroy(fp8_comm *comm);
 /* The body of the thread that watches. */

@@ -197,9 +197,9 @@ typedef struct fp8_operand {
                        * the contents, not the operand: see fp8_weight_args */
     uint64_t evaluated; /* of a weight scaled by a state: 1 if FP8_CALL_EVALUATE filled it, so that
                          * the state was not told its amax; else 0 */
-    const float
-        *scales; /* NULL: in data, as below. Else the part lies there instead, in memory of whoever
-                          * set it; a call that fills the operand puts it back into data */
+    /* NULL: at the head of data. Else the part lies there instead, in memory of whoever set it; a
+     * call that fills the operand puts it back into data */
+    const float *scales;
     uint64_t reserved[2];
 } fp8_operand;
 
@@ -289,6 +289,8 @@ typedef struct fp8_device_info {
     uint64_t reserved[4];
 } fp8_device_info;
 
+/* info->size is set by the caller; else FP8_ERR_ARGUMENT, as with all structs that a query fills.
+ *  */
 FP8_API fp8_status fp8_context_info(const fp8_context *context, fp8_device_info *info);
 
 /* ---- bundle and layer ------------------------------------------------------------------------ */
@@ -298,7 +300,7 @@ FP8_API fp8_status fp8_context_info(const fp8_context *context, fp8_device_info 
  * FP8_ERR_BUNDLE: missing, truncated, altered or of another format version; FP8_ERR_ARCH: no
  * kernels for this GPU. A host context needs no kernels. */
 FP8_API fp8_status fp8_bundle_open(fp8_context *context, const char *path, fp8_bundle **bundle);
-/* The bundle's layers must be gone. */
+/* The bundle's layers must be gone, and it is none that a context owns (fp8_context_add_bundle). */
 FP8_API void fp8_bundle_close(fp8_bundle *bundle);
 FP8_API int32_t fp8_bundle_layer_count(const fp8_bundle *bundle);
 /* NULL if index is out of range. Valid until the bundle is closed. */
@@ -311,6 +313,7 @@ FP8_API const char *fp8_bundle_manifest(const fp8_bundle *bundle);
  * FP8_ERR_NOT_FOUND: no layer of that name; FP8_ERR_CUBLASLT: no algorithm for a GEMM of the
  * layer. */
 FP8_API fp8_status fp8_layer_create(fp8_bundle *bundle, const char *name, fp8_layer **layer);
+/* No call on it is running; states and models that were made of it are gone. */
 FP8_API void fp8_layer_destroy(fp8_layer *layer);
 
 typedef struct fp8_layer_info {
@@ -408,10 +411,10 @@ typedef struct fp8_weight_args {
     fp8_operand *weight;
     uint32_t *found_inf;     /* set to 1 if w holds inf or NaN, else not written; may be NULL */
     const uint32_t *refresh; /* device memory, one word; NULL: `version` decides */
-    const float
-        *amax; /* device: the amax of w, which an optimizer or an all-reduce has already; saves
-                        * the read that finds it. NULL: not known. Recipes "current" and "delayed".
-                        * It should be finite: +inf is taken as FLT_MAX, NaN and negative as 0 */
+    /* device: the amax of w, which an optimizer or an all-reduce has already; saves the read that
+     * finds it. NULL: not known. Recipes "current" and "delayed". It should be finite: +inf is
+     * taken as FLT_MAX, NaN and negative as 0 */
+    const float *amax;
     fp8_call call;
     uint64_t reserved[4];
 } fp8_weight_args;
@@ -432,11 +435,10 @@ typedef struct fp8_fprop_args {
     fp8_operand *saved;
     uint32_t *found_inf; /* set to 1 if x holds inf or NaN, else not written; may be NULL, and is
                           * with x_quantized: fp8_quantize has looked */
-    const fp8_tensor
-        *w; /* [N,K]. compute "bf16": instead of weight. Else NULL, or what weight's bytes
-                          * are made of first, in the copies that it has, as by fp8_quantize: one
-                          * call instead of two. weight has version 0, and its fields stay as
-                          * they are */
+    /* [N,K]. compute "bf16": instead of weight. Else NULL, or what weight's bytes are made of
+     * first, in the copies that it has, as by fp8_quantize: one call instead of two. weight has
+     * version 0, and its fields stay as they are */
+    const fp8_tensor *w;
     fp8_call call;
     uint64_t reserved[4];
 } fp8_fprop_args;
@@ -452,9 +454,9 @@ typedef struct fp8_quantize_dy_args {
     const fp8_tensor *dbias;   /* [1,N] fp32: column sums of dy before quantisation; may be NULL */
     uint32_t accumulate_dbias; /* 0: dbias = sum, 1: dbias += sum */
     uint32_t reserved0;
-    uint32_t
-        *found_inf; /* set to 1 if dy holds inf or NaN, else not written; may be NULL, and is where
-                          * nothing reads dy but products: compute "bf16" without bias */
+    /* set to 1 if dy holds inf or NaN, else not written; may be NULL, and is where nothing reads
+     * dy but products: compute "bf16" without bias */
+    uint32_t *found_inf;
     fp8_call call;
     uint64_t reserved[4];
 } fp8_quantize_dy_args;
@@ -466,9 +468,10 @@ typedef struct fp8_wgrad_args {
     const fp8_operand *saved; /* x, transposed copy */
     const fp8_operand *grad;  /* dy, transposed copy */
     const fp8_tensor *dw;     /* [N,K], dw_dtype (fp32 for a main_grad) */
-    const fp8_tensor *x;      /* [M,K] of the forward, and */
-    const fp8_tensor
-        *dy; /* [M,N]: "rowwise_hp_wgrad" and compute "bf16" only, which multiply them */
+    /* of the forward and of this backward: "rowwise_hp_wgrad" and compute "bf16" only, which
+     * multiply them */
+    const fp8_tensor *x;  /* [M,K], x_dtype */
+    const fp8_tensor *dy; /* [M,N], dy_dtype */
     fp8_call call;
     uint64_t reserved[4];
 } fp8_wgrad_args;
@@ -481,8 +484,9 @@ typedef struct fp8_dgrad_args {
     const fp8_operand *grad;   /* dy, row copy */
     const fp8_operand *weight; /* transposed copy */
     const fp8_tensor *dx;      /* [M,K], dx_dtype; written */
-    const fp8_tensor *dy;      /* [M,N], and */
-    const fp8_tensor *w;       /* [N,K]: compute "bf16" only, which multiplies them */
+    /* compute "bf16" only, which multiplies them */
+    const fp8_tensor *dy; /* [M,N], dy_dtype */
+    const fp8_tensor *w;  /* [N,K], w_dtype */
     fp8_call call;
     uint64_t reserved[4];
 } fp8_dgrad_args;

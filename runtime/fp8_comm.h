@@ -2,9 +2,9 @@
  * fp8_comm.h - communicators of libfp8: collectives on FP8 bytes, gradients and amaxes over ranks.
  *
  * Four calls, as much as weight parallel needs: all_gather and all_to_all of bytes, reduce_scatter
- * of bf16 or fp32 numbers, all_reduce_max of fp32 numbers. Over NCCL (communicators of its own, or
- * one that the caller has), or between threads of one process, which is what the host backend runs
- * on.
+ * of bf16, fp16 or fp32 numbers, all_reduce_max of fp32 numbers. Over NCCL (communicators of its
+ * own, or one that the caller has), or between threads of one process, which is what the host
+ * backend runs on.
  *
  * The laws of fp8.h hold here. In addition:
  *   - All ranks of a communicator make the same collective calls in the same order. A rank that
@@ -61,15 +61,15 @@ typedef struct fp8_comm_place {
         }                                                                                          \
     }
 
-/* FP8_ERR_NOT_FOUND: no launcher's variables are set; FP8_ERR_ARGUMENT: they contradict each
- * other. */
+/* FP8_ERR_NOT_FOUND: no launcher's variables are set; FP8_ERR_ARGUMENT: they contradict each other,
+ * or FP8_COMM_FILE does not fit. */
 FP8_API fp8_status fp8_comm_environment(fp8_comm_place *place);
 
 enum {
-    FP8_COMM_NO_COPY_ENGINE =
-        1u, /* gathers by NCCL's kernels even where the copy engine could do it */
-    FP8_COMM_NO_WATCHDOG =
-        2u, /* no thread: failures are found by fp8_comm_poll and fp8_comm_wait */
+    /* gathers by NCCL's kernels even where the copy engine could do it */
+    FP8_COMM_NO_COPY_ENGINE = 1u,
+    /* no thread: failures are found by fp8_comm_poll and fp8_comm_wait */
+    FP8_COMM_NO_WATCHDOG = 2u,
 };
 
 typedef struct fp8_comm_options {
@@ -110,11 +110,11 @@ typedef void *(*fp8_comm_symbol)(void *user, const char *name);
 
 typedef struct fp8_comm_adopt_args {
     uint32_t size;
-    uint32_t flags;
+    uint32_t flags;  /* FP8_COMM_*; this, timeout_seconds and name as in fp8_comm_options */
     void *nccl_comm; /* an ncclComm_t on the context's device; borrowed until fp8_comm_destroy */
-    fp8_comm_symbol
-        symbol; /* where NCCL's functions are; NULL: the NCCL in the process. Needed where the
-                             * caller's NCCL is linked statically or under another name */
+    /* where NCCL's functions are; NULL: the NCCL in the process. Needed where the caller's NCCL is
+     * linked statically or under another name */
+    fp8_comm_symbol symbol;
     void *symbol_user;
     int32_t nccl_version; /* of the NCCL that made it, as ncclGetVersion; 0 = not known */
     uint32_t reserved0;
@@ -139,7 +139,8 @@ typedef struct fp8_comm_adopt_args {
 FP8_API fp8_status fp8_comm_adopt(fp8_context *context, const fp8_comm_adopt_args *args,
                                   fp8_comm **comm);
 
-/* A meeting point of `ranks` threads of this process. Destroy it after all that joined. */
+/* A meeting point of `ranks` (1 to 65536) threads of this process; timeout_seconds as in
+ * fp8_comm_options. Destroy it after all that joined. FP8_ERR_ARGUMENT, FP8_ERR_MEMORY. */
 FP8_API fp8_status fp8_comm_group_create(int32_t ranks, double timeout_seconds,
                                          fp8_comm_group **group);
 FP8_API void fp8_comm_group_destroy(fp8_comm_group *group);
@@ -148,13 +149,15 @@ FP8_API void fp8_comm_group_destroy(fp8_comm_group *group);
  * or each on the context of another GPU (over NCCL). Blocks until all have joined. On the host a
  * collective is done when the call returns, sums are over ranks in ascending order in fp32, and a
  * rank that makes another call, fails or leaves is an error on all at once. A rank calls from one
- * thread at a time. */
+ * thread at a time. The context must outlive the comm; name (NULL: "fsdp") is copied.
+ * FP8_ERR_TIMEOUT: which ranks did not come; FP8_ERR_ARGUMENT: a rank twice, or contexts of both
+ * kinds; and what fp8_comm_create gives. */
 FP8_API fp8_status fp8_comm_join(fp8_comm_group *group, fp8_context *context, int32_t rank,
                                  const char *name, fp8_comm **comm);
 
 /* Ends this rank; enqueued work must be done (fp8_comm_wait). Waits for no other rank's call, but
  * up to timeout_seconds for NCCL's abort, which a copy engine may hold that waits for a rank: the
- * context is then stuck (fp8_device_info). */
+ * device is then stuck (fp8_device_info). */
 FP8_API void fp8_comm_destroy(fp8_comm *comm);
 
 typedef struct fp8_comm_info {
@@ -226,7 +229,8 @@ FP8_API fp8_status fp8_comm_reduce_scatter(fp8_comm *comm, const fp8_reduce_part
 FP8_API fp8_status fp8_comm_all_reduce_max(fp8_comm *comm, float *values, size_t count,
                                            const char *label, fp8_stream stream);
 
-/* Whether everything is well so far: errors of NCCL, time. Never blocks. */
+/* Whether everything is well so far: errors of NCCL, time. Never blocks. FP8_ERR_COMM,
+ * FP8_ERR_TIMEOUT. */
 FP8_API fp8_status fp8_comm_poll(fp8_comm *comm);
 /* fp8_stream_synchronize for streams with collectives: returns with the error where that would
  * hang. */

@@ -13,7 +13,8 @@
 extern "C" {
 #endif
 
-/* 256-byte aligned, uninitialised. bytes = 0 gives a pointer that can be freed. Blocks. */
+/* 256-byte aligned, uninitialised. bytes = 0 gives a pointer that can be freed. Blocks.
+ * FP8_ERR_MEMORY. */
 FP8_API fp8_status fp8_memory_alloc(fp8_context *context, size_t bytes, void **memory);
 FP8_API void fp8_memory_free(fp8_context *context, void *memory);
 /* Any direction; stream-ordered. From or to pageable host memory it may block. */
@@ -21,6 +22,7 @@ FP8_API fp8_status fp8_memory_copy(fp8_context *context, void *target, const voi
                                    size_t bytes, fp8_stream stream);
 FP8_API fp8_status fp8_memory_fill(fp8_context *context, void *target, uint8_t value, size_t bytes,
                                    fp8_stream stream);
+/* A stream that waits for no other (CU_STREAM_NON_BLOCKING); NULL on the host. */
 FP8_API fp8_status fp8_stream_create(fp8_context *context, fp8_stream *stream);
 FP8_API void fp8_stream_destroy(fp8_context *context, fp8_stream stream);
 /* Blocks until the stream's work is done and reports its errors. NULL is the default stream. */

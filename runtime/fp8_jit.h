@@ -44,9 +44,9 @@ typedef struct fp8_layer_description {
     fp8_dtype dx_dtype;   /* default bf16 */
     fp8_dtype dw_dtype;   /* default fp32 */
     fp8_accumulation fprop, dgrad, wgrad;
-    fp8_switch
-        power_of_two;    /* scales rounded down to powers of two; default: off with "current" and
-                              * "delayed", on with the others */
+    /* scales rounded down to powers of two; default: off with "current" and "delayed", on with the
+     * others */
+    fp8_switch power_of_two;
     const char *recipe;  /* default "current" */
     const char *format;  /* default "hybrid" with "current" and "delayed", "e4m3" with the others */
     const char *compute; /* default "fp8"; "bf16": the recipe and the accumulations mean nothing */
@@ -57,8 +57,8 @@ typedef struct fp8_layer_description {
     const char *spec;  /* the text of a spec, NUL-terminated */
     const char *layer; /* its layer; NULL = its only one; without a spec NULL */
     int32_t arch;      /* for providers: the context's, 90 for 9.0, 0 for the host; callers: 0 */
-    uint32_t
-        shards; /* 1: with the kernels of quantised shards (fp8_shard_amax of recipe "rowwise") */
+    /* 1: with the kernels of quantised shards (fp8_shard_amax of recipe "rowwise") */
+    uint32_t shards;
     fp8_stream stream; /* where the layer is wanted now, no part of what it is; NULL = not told */
     uint64_t reserved[4];
 } fp8_layer_description;

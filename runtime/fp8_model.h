@@ -25,9 +25,9 @@ extern "C" {
 
 typedef enum fp8_shard_kind {
     FP8_SHARD_ROWS = 0, /* whole rows of w[N,K] */
-    FP8_SHARD_ELEMENTS =
-        1, /* a range of w's elements in row-major order, cut anywhere; recipes with one
-                             * scale a tensor only */
+    /* a range of w's elements in row-major order, cut anywhere; recipes with one scale a tensor
+     * only */
+    FP8_SHARD_ELEMENTS = 1,
 } fp8_shard_kind;
 
 /* Part `rank` of `ranks` equal ones; the last may be short, those behind it empty. */
@@ -36,9 +36,9 @@ typedef struct fp8_sharding {
     fp8_shard_kind kind;
     int32_t rank;
     int32_t ranks;
-    uint32_t
-        transposed; /* 1: shards of rows with one scale a tensor also hold the transposed copy of
-                          * their rows, as those with a scale a row always do */
+    /* 1: shards of rows with one scale a tensor also hold the transposed copy of their rows, as
+     * those with a scale a row always do */
+    uint32_t transposed;
     uint32_t reserved0;
     uint64_t reserved[1];
 } fp8_sharding;
@@ -86,17 +86,18 @@ typedef struct fp8_shard_args {
     uint32_t reserved0;
     int64_t count; /* rows or elements here, at most the chunk; ranges of an engine's own are any */
     const fp8_sharding *sharding;
-    const fp8_tensor
-        *source; /* w_dtype: [count, K], or for elements [1, count]; NULL if count is 0 */
+    /* w_dtype: [count, K], or for elements [1, count]; NULL if count is 0 */
+    const fp8_tensor *source;
     float *amax; /* device, fp8_shard_amaxes numbers. shard_amax: receives the largest finite |w| of
                * the shard (rowwise: of each column). shard_quantize: those of the whole weight
                * (weight_scale shard: of the shard), read in stream order; as fp8_weight_args.amax.
                * With scaling of 128 x 128 there is nothing to know: 0 comes out, NULL will do */
     void *shard; /* shard_quantize: fp8_shard_bytes, 16-byte aligned; written whole */
     size_t shard_bytes;
-    uint32_t *found_inf; /* set to 1 if the shard holds inf or NaN, by shard_amax (with scaling of
-                          * 128 x 128 by shard_quantize); may be NULL */
-    fp8_call call;       /* workspace as for the layer with 0 tokens */
+    /* set to 1 if the shard holds inf or NaN, by shard_amax (with scaling of 128 x 128 by
+     * shard_quantize); may be NULL */
+    uint32_t *found_inf;
+    fp8_call call; /* workspace as for the layer with 0 tokens */
     uint64_t reserved[4];
 } fp8_shard_args;
 
@@ -123,9 +124,9 @@ typedef struct fp8_shard_piece {
 
 typedef struct fp8_unpack_args {
     uint32_t size;
-    uint32_t
-        copies; /* FP8_COPY_*; 0 = both. The transposed copy is made from the row copy, or where
-                 * rows have scales of their own from the transposed parts */
+    /* FP8_COPY_*; 0 = both. The transposed copy is made from the row copy, or where rows have
+     * scales of their own from the transposed parts */
+    uint32_t copies;
     const fp8_sharding *sharding;  /* rank is not read */
     const fp8_shard_piece *pieces; /* ascending, together exactly w; empty ones may be there */
     size_t piece_count;
@@ -240,9 +241,9 @@ typedef struct fp8_model_layer {
 typedef enum fp8_model_reduce {
     FP8_REDUCE_AUTO = 0,       /* EXCHANGE where copy engines do it, else COLLECTIVE */
     FP8_REDUCE_COLLECTIVE = 1, /* reduce_scatter: by NCCL's kernels, on SMs that dgrad wants */
-    FP8_REDUCE_EXCHANGE =
-        2, /* all_to_all, then one kernel that adds in the ranks' order, in fp32. Takes
-                              * memory for one more whole gradient */
+    /* all_to_all, then one kernel that adds in the ranks' order, in fp32. Takes memory for one
+     * more whole gradient */
+    FP8_REDUCE_EXCHANGE = 2,
 } fp8_model_reduce;
 
 /* Weights in backward. AS_SPEC here and below: as the `shard` table of the layers' spec says, of
@@ -263,9 +264,8 @@ typedef enum fp8_model_grads {
 typedef struct fp8_model_options {
     uint32_t size;
     int32_t layer_count;
-    const fp8_model_layer
-        *layers; /* in forward order, which is the order of prefetch; backward's is the
-                                    * reverse */
+    /* in forward order, which is the order of prefetch; backward's is the reverse */
+    const fp8_model_layer *layers;
     fp8_context *context;
     fp8_comm *comm; /* over which weights are sharded; NULL: every layer has a weight hook */
     int32_t slots;  /* groups that are gathered or in use at once: 1 + how far ahead; 0 = 2 */
@@ -274,13 +274,13 @@ typedef struct fp8_model_options {
     uint32_t no_prefetch; /* 1: only fp8_model_gather starts gathers ahead */
     int32_t comm_sms;     /* SMs that dgrad leaves to a reduce-scatter beside it; 0: none */
     fp8_model_reduce reduce_by;
-    uint32_t transposed_shards; /* 1: backward gathers transposed copies that the ranks have made of
-                                 * their rows, where one scale serves both copies; 0: it transposes
-                                 * what was gathered. Twice the memory for shards */
+    /* 1: backward gathers transposed copies that the ranks have made of their rows, where one
+     * scale serves both copies; 0: it transposes what was gathered. Twice the memory for shards */
+    uint32_t transposed_shards;
     uint32_t reserved0;
-    const char
-        *hash; /* compared over ranks at create, with the layers' shapes and recipes: the bundle's
-                          * spec_hash; NULL: none */
+    /* compared over ranks at create, with the layers' shapes and recipes: the bundle's spec_hash;
+     * NULL: none */
+    const char *hash;
     uint64_t reserved[4];
 } fp8_model_options;
 
@@ -304,7 +304,8 @@ typedef struct fp8_model_bytes {
     uint64_t reserved[4];
 } fp8_model_bytes;
 
-/* What fp8_model_create would allocate. Pure. */
+/* What fp8_model_create would allocate, on every rank. Pure. FP8_ERR_ARGUMENT, FP8_ERR_UNSUPPORTED:
+ * what it would refuse. */
 FP8_API fp8_status fp8_model_measure(const fp8_model_options *options, fp8_model_bytes *bytes);
 
 /* Compares the models of all ranks, then allocates and registers the pool. Blocks until all ranks
@@ -312,14 +313,15 @@ FP8_API fp8_status fp8_model_measure(const fp8_model_options *options, fp8_model
  * Alike on all ranks: hash, the options above but comm_sms, and of every layer its name, group,
  * features, bias, dtypes, compute, recipe with all its options, accumulations, whether it has a
  * weight and a grad hook. A rank may have its own tokens, max_tokens, GPU, kernels, comm_sms and
- * hooks on outputs and their gradients.
- * FP8_ERR_COMM: the field that differs, of which layer, with both values; or another rank has
- * failed. */
+ * hooks on outputs and their gradients. FP8_ERR_ARGUMENT: options, or a weight of more than 2^40
+ * elements; FP8_ERR_UNSUPPORTED: a layer that cannot be sharded; FP8_ERR_MEMORY; FP8_ERR_COMM: the
+ * field that differs, of which layer, with both values; or another rank has failed. */
 FP8_API fp8_status fp8_model_create(const fp8_model_options *options, fp8_model **model);
 /* All ranks; enqueued work must be done. */
 FP8_API void fp8_model_destroy(fp8_model *model);
 
-/* This rank's rows of a layer's weight and bias: [first, first + count). */
+/* This rank's rows of a layer's weight and bias: [first, first + count); all of a weight that a
+ * hook gives. Each pointer may be NULL. FP8_ERR_ARGUMENT: no such layer. */
 FP8_API fp8_status fp8_model_rows(const fp8_model *model, int32_t layer, int64_t *first,
                                   int64_t *count);
 
@@ -328,13 +330,12 @@ FP8_API fp8_status fp8_model_rows(const fp8_model *model, int32_t layer, int64_t
 typedef struct fp8_model_update_args {
     uint32_t size;
     uint32_t reserved0;
-    const fp8_tensor
-        *w; /* [layer_count] shards [count, K] in w_dtype, read in stream order. The entry of
-                             * a layer with a weight hook, and of an empty shard, is not read */
-    const fp8_tensor
-        *bias; /* [layer_count] shards [1, count] in bias_dtype, gathered with the weight; NULL:
-                             * fprop is given the bias. Entries of layers without bias are not
-                             * read */
+    /* [layer_count] shards [count, K] in w_dtype, read in stream order. The entry of a layer with
+     * a weight hook, and of an empty shard, is not read */
+    const fp8_tensor *w;
+    /* [layer_count] shards [1, count] in bias_dtype, gathered with the weight; NULL: fprop is
+     * given the bias. Entries of layers without bias are not read */
+    const fp8_tensor *bias;
     uint64_t version; /* of the values: one more after each optimizer step, from 1. Nothing is done
                        * if the model has it already, unless an update was ever captured: a graph
                        * brings values whenever it is launched, so from then on every update does */
@@ -379,14 +380,14 @@ FP8_API fp8_status fp8_model_fprop(fp8_model *model, int32_t layer, const fp8_fp
 
 typedef struct fp8_model_backward_args {
     uint32_t size;
-    uint32_t
-        reduce; /* 1: dw and dbias are reduced over ranks. 0: a micro-batch before the last, whose
-                      * dw (and dbias) the caller keeps in backward->dw and the last one adds to */
-    const fp8_backward_args
-        *backward; /* weight is NULL; dw and dbias: whole accumulators [N,K], [1,N] of the
-                                        * caller, or NULL: the model's. dx may be NULL */
-    const fp8_tensor
-        *dw; /* [count, K] of this rank, dw_dtype, or fp32 (main_grad); NULL: not wanted */
+    /* 1: dw and dbias are reduced over ranks. 0: a micro-batch before the last, whose dw (and
+     * dbias) the caller keeps in backward->dw and the last one adds to */
+    uint32_t reduce;
+    /* weight is NULL; dw and dbias: whole accumulators [N,K], [1,N] of the caller, or NULL: the
+     * model's. dx may be NULL */
+    const fp8_backward_args *backward;
+    /* [count, K] of this rank, dw_dtype, or fp32 (main_grad); NULL: not wanted */
+    const fp8_tensor *dw;
     const fp8_tensor *dbias; /* [1, count] fp32 */
     uint32_t accumulate;     /* of this dw and dbias: += the reduced gradient. fp32 only */
     uint32_t reserved0;
@@ -428,9 +429,9 @@ FP8_API fp8_status fp8_model_join(fp8_model *model, fp8_stream stream);
 /* ---- what ran when ---- */
 
 typedef struct fp8_model_span {
-    const char
-        *what; /* "all_gather", "reduce_scatter", "transpose", "fprop", "wgrad", "dgrad", ...; lives
-                       * as long as the process */
+    /* "all_gather", "reduce_scatter", "transpose", "fprop", "wgrad", "dgrad", ...; lives as long
+     * as the process */
+    const char *what;
     int32_t layer;
     uint32_t is_comm;     /* 1: on the model's stream; 0: on the caller's */
     double start, finish; /* seconds from fp8_model_trace */
@@ -439,7 +440,8 @@ typedef struct fp8_model_span {
 /* Starts to record up to `capacity` spans of work enqueued from now on (0: stops, frees).
  * Allocates. */
 FP8_API fp8_status fp8_model_trace(fp8_model *model, int32_t capacity, fp8_stream stream);
-/* Blocks until all recorded work is done, writes the spans and forgets them. */
+/* Blocks until all recorded work is done, writes the spans and forgets them. *count: how many fit
+ * into spans; then how many are there. */
 FP8_API fp8_status fp8_model_spans(fp8_model *model, fp8_model_span *spans, int32_t *count);
 
 #ifdef __cplusplus

@@ -61,10 +61,9 @@ typedef struct fp8_state_view {
     const float *scale;   /* [tensors]: multiplies on the way in */
     const float *running; /* [tensors] */
     const float *history; /* [history_length][tensors], used as a ring */
-    const int32_t
-        *counts; /* [tensors]: the next entry goes to count % history_length, of which the first
-                  * min(count, history_length) rows are filled; 2 * history_length becomes
-                  * history_length */
+    /* [tensors]: the next entry goes to count % history_length, of which the first min(count,
+     * history_length) rows are filled; 2 * history_length becomes history_length */
+    const int32_t *counts;
     uint64_t reserved[4];
 } fp8_state_view;
 

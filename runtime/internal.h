@@ -379,8 +379,8 @@ struct fp8_layer {
     struct fp8_bundle *bundle;
     struct fp8_context *context;
     const struct fp8_layer_plan *plan;
-    struct fp8_gemm_plan
-        *gemms[FP8_PASS_COUNT];        /* NULL on the host and for passes without a gemm */
+    /* NULL on the host and for passes without a gemm */
+    struct fp8_gemm_plan *gemms[FP8_PASS_COUNT];
     uint64_t unused[FP8_PLAN_COUNT];   /* bit = buffer: workspace that the backend needs not */
     size_t workspace_bytes;            /* for max_tokens */
     _Atomic uint64_t workspace_memo;   /* of fp8_layer_workspace */

@@ -104,8 +104,8 @@ struct fp8_model {
     float *amaxes;
     size_t amax_count;
     fp8_stream stream; /* of the collectives */
-    fp8_stream
-        sums; /* of the sums behind exchanges: one that waits for SMs keeps no gather waiting */
+    /* of the sums behind exchanges: one that waits for SMs keeps no gather waiting */
+    fp8_stream sums;
     struct fp8_mark caller; /* scratch: the caller's stream, for ours to wait on */
     struct fp8_mark ours;   /* and the reverse */
     struct fp8_mark updated;

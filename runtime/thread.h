@@ -1,8 +1,8 @@
 /*
  * thread.h - threads, conditions with a time limit and sleeps, all on the monotonic clock.
  *
- * What our own threads need alike: they take no signal of the program's, and a wall clock that is set
- * does not move their deadlines. Shared by gen/ and runtime/, knows neither. Not public.
+ * What our own threads need alike: they take no signal of the program's, and a wall clock that is
+ * set does not move their deadlines. Shared by gen/ and runtime/, knows neither. Not public.
  */
 #ifndef FP8_THREAD_H
 #define FP8_THREAD_H
