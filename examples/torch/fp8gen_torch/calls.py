@@ -1,4 +1,5 @@
-"""The passes of a layer on torch tensors: one function each, with the C structs prepared.
+"""The passes of a layer on torch tensors, with the C structs prepared: fprop and backward for
+State.forward and State.backward to fill in, the others as a function each.
 
 In: tensors as `placed` makes them and operands as uint8 tensors; out: new tensors, or memory that
 the caller gave. Everything runs on the current stream. Knows nothing of autograd or of states.
@@ -21,28 +22,27 @@ _runtime = abi.runtime
 _BF16 = torch.bfloat16
 _IO = (torch.bfloat16, torch.float32)  # what the runtime reads and writes
 _T, _O = abi.Tensor, abi.Operand
-_empty_like = torch.empty_like
 
 # Words of the calls: FPROP_X is x->data, FPROP_X + 3 is x->ld.
 _LD = _T.ld.offset // 8
-_FPROP = Layout(abi.FpropArgs, x=_T, weight=_O, bias=_T, y=_T, saved=_O, w=_T)
-_FPROP_X, _FPROP_Y = _FPROP.word("x", "data"), _FPROP.word("y", "data")
-_FPROP_WEIGHT, _FPROP_BIAS = _FPROP.word("weight", "data"), _FPROP.word("bias", "data")
-_FPROP_SAVED, _FPROP_W = _FPROP.word("saved", "data"), _FPROP.word("w", "data")
-_FPROP_X_LD, _FPROP_W_LD = _FPROP.word("x", "ld"), _FPROP.word("w", "ld")
-_FPROP_CALL = _FPROP.call
-_BACKWARD = Layout(
+FPROP = Layout(abi.FpropArgs, x=_T, weight=_O, bias=_T, y=_T, saved=_O, w=_T)
+FPROP_X, FPROP_Y = FPROP.word("x", "data"), FPROP.word("y", "data")
+FPROP_WEIGHT, FPROP_BIAS = FPROP.word("weight", "data"), FPROP.word("bias", "data")
+FPROP_SAVED, FPROP_W = FPROP.word("saved", "data"), FPROP.word("w", "data")
+FPROP_X_LD, FPROP_W_LD = FPROP.word("x", "ld"), FPROP.word("w", "ld")
+FPROP_CALL = FPROP.call
+BACKWARD = Layout(
     abi.BackwardArgs, dy=_T, saved=_O, weight=_O, grad=_O, dbias=_T, dw=_T, dx=_T, x=_T
 )
-_BACKWARD_DY, _BACKWARD_X = _BACKWARD.word("dy", "data"), _BACKWARD.word("x", "data")
-_BACKWARD_SAVED = _BACKWARD.word("saved", "data")
-_BACKWARD_WEIGHT = _BACKWARD.word("weight", "data")
-_BACKWARD_DX, _BACKWARD_DW = _BACKWARD.word("dx", "data"), _BACKWARD.word("dw", "data")
-_BACKWARD_DBIAS, _BACKWARD_GRAD = _BACKWARD.word("dbias", "data"), _BACKWARD.word("grad", "data")
-_BACKWARD_DY_LD, _BACKWARD_DW_LD, _BACKWARD_X_LD = (
-    _BACKWARD.word(name, "ld") for name in ("dy", "dw", "x")
+BACKWARD_DY, BACKWARD_X = BACKWARD.word("dy", "data"), BACKWARD.word("x", "data")
+BACKWARD_SAVED = BACKWARD.word("saved", "data")
+BACKWARD_WEIGHT = BACKWARD.word("weight", "data")
+BACKWARD_DX, BACKWARD_DW = BACKWARD.word("dx", "data"), BACKWARD.word("dw", "data")
+BACKWARD_DBIAS, BACKWARD_GRAD = BACKWARD.word("dbias", "data"), BACKWARD.word("grad", "data")
+BACKWARD_DY_LD, BACKWARD_DW_LD, BACKWARD_X_LD = (
+    BACKWARD.word(name, "ld") for name in ("dy", "dw", "x")
 )
-_BACKWARD_CALL = _BACKWARD.call
+BACKWARD_CALL = BACKWARD.call
 _QUANTIZE = Layout(abi.QuantizeArgs, source=_T, operand=_O)
 _QUANTIZE_SOURCE, _QUANTIZE_TO = _QUANTIZE.word("source", "data"), _QUANTIZE.word("operand", "data")
 _QUANTIZE_DY = Layout(abi.QuantizeDyArgs, dy=_T, grad=_O, dbias=_T)
@@ -116,7 +116,7 @@ class Plan:
         self.layer, self.m, self.n, self.k = layer, m, key.out_features, key.in_features
         self.handle, self.context, self.device = layer.handle, layer.context, layer.context.device
         self.at, self.stream = self.context.at, self.context.stream
-        self.capturing = self.context.capturing
+        self.capturing, self.workspaces = self.context.capturing, self.context.workspaces
         self.place = self.device, self.n, self.k  # what a weight's operand is laid out for
         self.output, self.w_dtype = key.output, key.weight
         self.grad_input, self.grad_weight = key.grad_input, key.grad_weight
@@ -128,11 +128,11 @@ class Plan:
         self.workspace_bytes = layer.workspace_bytes(m)
         self.saved_bytes = operand.operand_bytes(m, self.k, abi.TRANSPOSED, self.x_scalings)
         cuda = self.device.type != "cpu"  # there memory() is torch.empty
-        self._saved = pattern((self.saved_bytes,), torch.uint8, self.device) if cuda else None
+        self.saved = pattern((self.saved_bytes,), torch.uint8, self.device) if cuda else None
         self.dw = pattern((self.n, self.k), self.grad_weight, self.device)
         grad = operand.operand_bytes(m, self.n, abi.BOTH, self.x_scalings)
-        self._pools = collections.defaultdict(list)  # of prepared calls, by their kind
-        self._scratch = self.workspace_bytes + grad + 255  # of backward
+        self.pools = collections.defaultdict(list)  # of prepared calls, by their kind
+        self.backward_bytes = self.workspace_bytes + grad + 255  # dy's operand lies behind it
 
     def weight_struct(self, copies):
         return _operand(abi.ROLE_W, abi.E4M3, self.n, self.k, copies, self.w_scalings)
@@ -170,62 +170,17 @@ class Plan:
         if status:
             abi.check(status)
 
-    def new_y(self, lead):
-        return torch.empty((*lead, self.n), dtype=self.output, device=self.device)
-
     def new_dx(self, lead):
         return torch.empty((*lead, self.k), dtype=self.grad_input, device=self.device)
 
     def new_dw(self):
         return torch.empty_like(self.dw)
 
-    def fprop(self, x, weight, bias, y, save, at):
-        """Fills y[..., N]; x[..., K], bias[N] bf16. weight: (bytes, copies, the weight that the
-        bytes are made of first or None). Returns what backward needs, if `save`: the bytes of x's
-        transposed copy, or x where the recipe has none."""
-        data, copies, source = weight
-        stream, capturing, state, flags = at
-        ld = self.k
-        if not (self.grad_input is _BF16 and x.is_contiguous()):
-            x, ld = placed(x, ld)
-        saved = None
-        if save:
-            if self.saves_x:
-                saved, save = matrix(x), False
-            elif self._saved is None:
-                saved = operand.memory(self.saved_bytes, self.device)
-            else:
-                saved = _empty_like(self._saved)
-        kind = copies, save, source is not None
-        pool = self._pools[kind]
-        prepared = pool.pop() if pool else self._fprop(*kind)
-        words, pointer = prepared
-        words[_FPROP_X], words[_FPROP_X_LD] = x.data_ptr(), ld
-        words[_FPROP_Y], words[_FPROP_WEIGHT] = y.data_ptr(), data.data_ptr()
-        if save:
-            words[_FPROP_SAVED] = saved.data_ptr()
-        if source is not None:
-            ld = self.k
-            if not (source.dtype is self.w_dtype and source.is_contiguous()):
-                source, ld = self.source(source)
-            words[_FPROP_W], words[_FPROP_W_LD] = source.data_ptr(), ld
-        if bias is not None:
-            words[_FPROP_BIAS] = bias.data_ptr()
-        held = self.context.workspaces.get(stream)
-        if held is None or capturing or held[2] < self.workspace_bytes:
-            held = self.context.workspace(stream, capturing, self.workspace_bytes)
-        words[_FPROP_CALL], words[_FPROP_CALL + 2] = held[1], stream
-        words[_FPROP_CALL + 3], words[_FPROP_CALL + 4] = flags << 32, state
-        status = _runtime.fp8_layer_fprop(self.handle, pointer)
-        pool.append(prepared)
-        if status:
-            abi.check(status)
-        return saved
-
-    def _fprop(self, copies, save, makes):
+    def prepare_fprop(self, copies, save, makes):
+        """A call for a weight of these copies; makes: they are made first."""
         key = self.layer.key
         return self._make(
-            _FPROP,
+            FPROP,
             x=_tensor(self.m, self.k, _BF16),
             weight=self.weight_struct(copies),
             y=_tensor(self.m, self.n, self.output),
@@ -241,52 +196,12 @@ class Plan:
         weight = matrix(weight.detach(), self.w_dtype)
         return weight, weight.stride(0)
 
-    def backward(self, dy, saved, weight, wants, accumulate, results, at):
-        """Fills (dx[..., K], dw[N,K], dbias[N]) of `results`, those of `wants`, a tuple of bools;
-        the others are None. weight: (bytes, copies), for dx; accumulate: dw is added to."""
-        data, copies = weight
-        dx, dw, dbias = results
-        stream, capturing, state, flags = at
-        ld = self.n
-        if not (self.output is _BF16 and dy.is_contiguous()):
-            dy, ld = placed(dy, ld)
-        pool = self._pools[copies, wants, accumulate]
-        prepared = pool.pop() if pool else self._backward(copies, wants, accumulate)
-        words, pointer = prepared
-        words[_BACKWARD_DY], words[_BACKWARD_DY_LD] = dy.data_ptr(), ld
-        if dx is not None:
-            words[_BACKWARD_WEIGHT], words[_BACKWARD_DX] = data.data_ptr(), dx.data_ptr()
-        if dw is not None:
-            words[_BACKWARD_DW] = dw.data_ptr()
-            if accumulate:
-                words[_BACKWARD_DW_LD] = dw.stride(0)
-            if self.saves_x:
-                words[_BACKWARD_X], words[_BACKWARD_X_LD] = saved.data_ptr(), saved.stride(0)
-            else:
-                address = saved.data_ptr()
-                if address % 256:
-                    saved = operand.aligned(saved)
-                    address = saved.data_ptr()
-                words[_BACKWARD_SAVED] = address
-        if dbias is not None:
-            words[_BACKWARD_DBIAS] = dbias.data_ptr()
-        held = self.context.workspaces.get(stream)
-        if held is None or capturing or held[2] < self._scratch:
-            held = self.context.workspace(stream, capturing, self._scratch)
-        start = held[1]
-        words[_BACKWARD_GRAD] = (start + self.workspace_bytes + 255) & -256  # behind the workspace
-        words[_BACKWARD_CALL], words[_BACKWARD_CALL + 2] = start, stream
-        words[_BACKWARD_CALL + 3], words[_BACKWARD_CALL + 4] = flags << 32, state
-        status = _runtime.fp8_layer_backward(self.handle, pointer)
-        pool.append(prepared)
-        if status:
-            abi.check(status)
-
-    def _backward(self, copies, wants, accumulate):
+    def prepare_backward(self, copies, wants, accumulate):
+        """A call that fills those of dx, dw and dbias that are wanted."""
         want_dx, want_dw, want_dbias, _ = wants
         grad = (abi.ROW if want_dx else 0) | (abi.TRANSPOSED if want_dw else 0)
         return self._make(
-            _BACKWARD,
+            BACKWARD,
             {"accumulate_dw": accumulate},
             dy=_tensor(self.m, self.n, _BF16),
             saved=self._x() if want_dw and not self.saves_x else None,
@@ -304,7 +219,7 @@ class Plan:
         """Bytes of dy's operand; fills dbias[N] fp32 if that is given."""
         copies = copies or abi.ROW
         dy, ld = placed(dy, self.n)
-        pool = self._pools[("quantize_dy", copies, dbias is None)]
+        pool = self.pools[("quantize_dy", copies, dbias is None)]
         prepared = (
             pool.pop()
             if pool
@@ -328,7 +243,7 @@ class Plan:
 
     def wgrad(self, saved, grad, copies, dw, dy, at):
         """dw[N,K] of saved and of dy's operand, which has `copies`, or of dy itself."""
-        pool = self._pools[("wgrad", copies, dw.dtype)]
+        pool = self.pools[("wgrad", copies, dw.dtype)]
         quantized = not self.saves_x
         prepared = (
             pool.pop()
@@ -357,7 +272,7 @@ class Plan:
     def dgrad(self, grad, copies, weight, dx, at):
         """Fills dx[..., K] of dy's operand, which has `copies`, and of weight = (bytes, copies)."""
         weight, w_copies = weight
-        pool = self._pools[("dgrad", copies, w_copies)]
+        pool = self.pools[("dgrad", copies, w_copies)]
         prepared = (
             pool.pop()
             if pool
@@ -380,7 +295,7 @@ def quantize_weight(plan, weight, copies, at, data=None):
     source, ld = plan.source(weight)
     if data is None:
         data = operand.empty(plan.n, plan.k, copies, plan.device, plan.w_scalings)
-    pool = plan._pools[("weight", copies)]
+    pool = plan.pools[("weight", copies)]
     prepared = (
         pool.pop()
         if pool

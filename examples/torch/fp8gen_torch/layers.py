@@ -53,6 +53,9 @@ class Recipe:
     """How a layer is scaled and summed; the fields of a spec's recipe and accumulation.
 
     None: the spec's default. name: "current", "delayed", "rowwise", "rowwise_hp_wgrad" or "block".
+    A spec's weight_scale and amax_group are not among them: here a gathered weight has the scale of
+    the whole (weight_scale = "shard", a scale for each rank's rows, is of a spec's models), and
+    amaxes are shared over ranks by `advance_scales(group)`.
     """
 
     name: str = "current"

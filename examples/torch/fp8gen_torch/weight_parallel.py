@@ -32,7 +32,7 @@ from . import abi, shards
 from .calls import placed, quantize_weight
 from .layers import Recipe
 from .linear import once, output_dtype
-from .states import Identity, State
+from .states import Identity, Site, State
 
 
 class Communicator:
@@ -75,9 +75,7 @@ class Communicator:
         shard = tensor.new_empty(rows, *tensor.shape[1:])
         self._count(tensor)
         reduce_op = reduce_op or self.reduce_op
-        if (
-            dist.get_backend(self.group) == "gloo"
-        ):  # has no average, and in places no reduce-scatter
+        if dist.get_backend(self.group) == "gloo":  # no average, in places no reduce-scatter
             dist.all_reduce(tensor, group=self.group)
             shard.copy_(tensor[self.rank * rows : (self.rank + 1) * rows])
             return (shard / self.world if reduce_op == dist.ReduceOp.AVG else shard), None
@@ -111,6 +109,19 @@ class ShardState(State):
     def plan_of_shard(self, weight):
         return self.weight_plan((self.out_features, weight.shape[1]), weight)
 
+    def site_of_shard(self, x, weight, bias, y_dtype, main_grad):
+        """The Site of a call; weight and bias: this rank's rows."""
+        dw_dtype = weight.dtype if main_grad is None else main_grad.dtype
+        like = x.dtype, y_dtype, dw_dtype, None if bias is None else bias.dtype
+        look = x.shape, x.device, weight.shape, weight.dtype, like
+        site = self.sites.get(look)
+        if site is None:
+            k = x.shape[-1]
+            shape = self.out_features, k
+            plan = self.plan_of(x.numel() // k, x.device, shape, weight.dtype, like)
+            site = self.keep_site(look, Site(plan, x.shape[:-1], like))
+        return site
+
     def shard(self, plan, weight, communicator, at):
         """This rank's part as Cut.quantize gives it, with the whole weight's amax."""
         if self._shard is None or not self._shard[0].is_of(weight):
@@ -141,9 +152,9 @@ def precompute_amax(weights, states, communicator):
         cut.amax(plan, weight, plan.at(), amax)
     if not hasattr(communicator, "amax_hook"):
         raise TypeError(
-            f"{type(communicator).__name__} has no amax_hook(tensor) -> the maximum over the ranks: "
-            f"an FP8 gather with recipe '{pairs[0][1].recipe.name}' scales by the whole weight's "
-            "amax; write one (one all-reduce), or take recipe 'block' or fp8_gather=False"
+            f"{type(communicator).__name__} has no amax_hook(tensor) -> the maximum over the "
+            f"ranks: an FP8 gather with recipe '{pairs[0][1].recipe.name}' scales by the whole "
+            "weight's amax; write one (one all-reduce), or take recipe 'block' or fp8_gather=False"
         )
     amaxes = communicator.amax_hook(amaxes)
     for (weight, state), amax in zip(pairs, amaxes.split(counts)):
@@ -181,6 +192,16 @@ def _wait(handle):
         handle.wait()
 
 
+class _Full:
+    """A gathered weight's operand, as State.forward takes it."""
+
+    def __init__(self, data, copies):
+        self.operand = data, copies
+
+    def fp8_operand(self, plan, copies, at):
+        return self.operand
+
+
 class _WeightParallel(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, communicator, state, module, y_dtype, main_grad):
@@ -190,25 +211,18 @@ class _WeightParallel(torch.autograd.Function):
                 f"weight_parallel_linear: x is {tuple(x.shape)} and the weight's shard "
                 f"{tuple(weight.shape)}; x's last dim must be the shard's second of two"
             )
-        save = ctx.needs_input_grad[1]
-        like = (
-            x.dtype,
-            y_dtype,
-            weight.dtype if main_grad is None else main_grad.dtype,
-            None if bias is None else bias.dtype,
-        )
-        plan = state.plan_of(x.numel() // k, x.device, (n, k), weight.dtype, like)
+        site = state.site_of_shard(x, weight, bias, y_dtype, main_grad)
+        plan = site.plan
         at = state.at(plan, any(ctx.needs_input_grad))
-        full = _gathered(plan, state, weight, (communicator, module), abi.ROW, at)
+        full = _Full(*_gathered(plan, state, weight, (communicator, module), abi.ROW, at))
         if bias is not None:
             ctx.bias_dtype = bias.dtype
             bias = communicator.weight_hook(
                 bias.detach(), async_op=False, module=module, is_bias=True
-            )
-            bias = bias[:n].to(torch.bfloat16).contiguous()
-        y = plan.new_y(x.shape[:-1])
-        saved = plan.fprop(x, (*full, None), bias, y, save, at)
-        y = _hooked(communicator, "output_hook", y.to(y_dtype))
+            )[:n]
+        want_dx, want_dw = ctx.needs_input_grad[:2]
+        y, saved = state.forward(site, x, full, bias, want_dw, want_dx)
+        y = _hooked(communicator, "output_hook", y)
         ctx.save_for_backward(saved, weight)
         ctx.plan, ctx.state, ctx.communicator, ctx.module = plan, state, communicator, module
         ctx.main_grad, ctx.x_shape, ctx.x_dtype = main_grad, x.shape, x.dtype
