@@ -147,10 +147,11 @@ typedef struct fp8gen_build_options {
 /* Compiles the kernels and writes the bundle: into a temporary folder beside output_dir, renamed at
  * the end, so that a failed build leaves nothing and an older bundle stays whole. An existing
  * output_dir is replaced only if it is empty or a bundle in which nothing else lies.
- * FP8GEN_ERR_ARGUMENT: unknown arch (the message lists the known ones), an output_dir that may not
- * be replaced; FP8GEN_ERR_MACHINE: no NVRTC, disk full; FP8GEN_ERR_INTERNAL: a kernel did not
- * compile, spilled registers or was otherwise refused (the NVRTC log with template lines is in the
- * diagnostics); FP8GEN_ERR_SPEC: the same, with templates of template_dir. */
+ * FP8GEN_ERR_ARGUMENT: unknown arch (the message lists the known ones), one on which nothing
+ * computes a product of the spec, an output_dir that may not be replaced; FP8GEN_ERR_MACHINE: no
+ * NVRTC, disk full; FP8GEN_ERR_INTERNAL: a kernel did not compile, spilled registers or was
+ * otherwise refused (the NVRTC log with template lines is in the diagnostics); FP8GEN_ERR_SPEC:
+ * the same, with templates of template_dir. */
 FP8GEN_API fp8gen_status fp8gen_build(fp8gen *gen, const fp8gen_build_options *options);
 
 /* One line for each field of the spec: name, type, range, default, doc; the README's table. Owned

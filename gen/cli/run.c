@@ -396,6 +396,7 @@ static int run_sharded(const struct values *v, fp8gen *gen, int ranks)
                                           .shrunk = v->shrink };
     if (v->dump) {
         cli_error("--dump writes what one rank has; it does not go with %d ranks", ranks);
+        cli_hint("--fsdp 1 runs and dumps the layers as one rank has them");
         return CLI_USAGE;
     }
     int code = cli_read_seconds("timeout", v->timeout, 120, &wanted.timeout);
@@ -418,7 +419,8 @@ static int run_spec(const struct values *v, const char *path)
     if (code)
         return code;
     code = check_plan(gen, path, v, &ranks);
-    if (!code && (v->fsdp || ranks > 1)) {
+    const bool alone = ranks == 1 && (!v->fsdp || v->dump); /* a dump is of one rank's passes */
+    if (!code && !alone) {
         code = run_sharded(v, gen, ranks);
         fp8gen_close(gen);
         return code;

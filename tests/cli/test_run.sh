@@ -142,6 +142,13 @@ run fp8gen run $spec --device host --dump "$T/mine"
 expect_code 2
 expect_err_has "exists and is not a dump"
 expect_file "$T/mine/file"
+run fp8gen run examples/shard_scale.lua --layer down --device host --dump "$T/ranks"
+expect_code 2
+expect_err_has "--fsdp 1 runs and dumps the layers"
+expect_no_file "$T/ranks"
+run fp8gen run examples/shard_scale.lua --layer down --fsdp 1 --device host -q --dump "$T/ranks"
+expect_code 0
+expect_file "$T/ranks/index.json"
 run fp8gen run $spec --device host --dump "$T/no/such/folder"
 expect_code 3
 [ -z "$(find "$T" -name '.fp8gen-dump*')" ] || fail "no temporary folder expected"
