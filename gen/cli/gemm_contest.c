@@ -3,9 +3,9 @@
  *
  * Three stages. Each contender alone, once: does it run, is its product right, about how long does
  * it take. Then those near the best of their group, all in turns over rotated buffers. Then the
- * three best of each group (and what must stay, the plan's choice), all in turns, more rounds: these
- * are the figures. Contenders of all groups meet in the same rounds, because only neighbours in time
- * compare. A watchdog stands by: a kernel that never ends would block everything.
+ * three best of each group (and what must stay, the plan's choice), all in turns, more rounds:
+ * these are the figures. Contenders of all groups meet in the same rounds, because only neighbours
+ * in time compare. A watchdog stands by: a kernel that never ends would block everything.
  */
 #include <stdio.h>
 #include <stdlib.h>
