@@ -103,6 +103,20 @@ run fp8gen run "$T/shared.lua" --fsdp 1 --device host
 expect_code 0
 expect_out_has "1 rank (threads)"
 
+case_of "a group of more parts than one call of a gather takes"
+{
+    echo 'local list = {}'
+    echo 'for i = 1, 90 do'
+    echo '    list[i] = linear ("l" .. i) { in_features = 16 + i % 5, out_features = 8 + i % 7,'
+    echo '        gather_group = "all", bias = true, recipe = recipe.rowwise {} }'
+    echo 'end'
+    echo 'return model "group" { tokens = 3, mesh = { fsdp = 2 }, layers = list }'
+} >"$T/group.lua"
+run fp8gen run "$T/group.lua" --device host
+expect_code 0
+expect_out_has "2 ranks (threads), 90 layers, 2 steps of 2 micro-batches"
+expect_out_has ", 0 failed"
+
 case_of "too many tokens: said once, whatever the number of ranks"
 run fp8gen run "$T/shared.lua" --tokens 9 --device host
 expect_code 2

@@ -235,7 +235,14 @@ static void test_payload(void **state)
             "own.recipe.weight_scale = 'tensor'\n"
             "assert(shard.multiple(own.recipe) == 1)\n"
             "assert(shard.payload(own, 2, format) == 256 + 19200)\n"
-            "assert(shard.amaxes(own) == 1)\n");
+            "assert(shard.amaxes(own) == 1)\n"
+            "for name, count in pairs { delayed = 1, rowwise = 100, rowwise_hp_wgrad = 1, block = "
+            "0 } do\n"
+            "    own.recipe = { name = name }\n"
+            "    assert(shard.amaxes(own) == count)\n"
+            "end\n"
+            "own.compute = 'bf16'\n"
+            "assert(shard.amaxes(own) == 0)\n");
 }
 
 static void test_shrink(void **state)

@@ -183,6 +183,30 @@ static void test_configs(void **state)
     fp8gen_close(gen);
 }
 
+/* wgrad adds to dw and overwrites it with one configuration: it must serve both, and sums of 16 bits
+ * leave as fp32 where they are added up. */
+static void test_both_ways(void **state)
+{
+    (void)state;
+    static const char halves[] =
+        "return model \"m\" { layers = { linear \"a\" { in_features = 4096, "
+        "out_features = 6144, grad_weight = \"bf16\", "
+        "accumulation = { wgrad = \"fast\" } } } }";
+    static const char *const forced[] = { "pp128x160c2s5g8", "pp128x192c2s4g8", "pp128x128c2s6g8" };
+    for (size_t i = 0; i < 3; i++) {
+        struct fp8gen *gen;
+        const char *text;
+        assert_int_equal(fp8gen_open(NULL, &gen), FP8GEN_OK);
+        assert_int_equal(fp8gen_override(gen, "gemm", forced[i]), FP8GEN_OK);
+        assert_int_equal(fp8gen_load_text(gen, "t.lua", halves, strlen(halves)), FP8GEN_OK);
+        assert_int_equal(fp8gen_plan(gen, &text), FP8GEN_OK);
+        json_t *plan = json_loads(text, 0, NULL);
+        assert_int_equal(generated_ranges(plan, "wgrad") > 0, i == 2);
+        json_decref(plan);
+        fp8gen_close(gen);
+    }
+}
+
 /* A model of many shapes asks for few kernels: three configurations for each kind of GEMM at
  * most. */
 static void test_few_kernels(void **state)
@@ -577,21 +601,14 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forced_backend),
-        cmocka_unit_test(test_forced_configuration),
-        cmocka_unit_test(test_unknown_force),
-        cmocka_unit_test(test_configs),
-        cmocka_unit_test(test_few_kernels),
-        cmocka_unit_test(test_fprop_as_measured),
-        cmocka_unit_test(test_wgrad_as_measured),
-        cmocka_unit_test(test_force_before_tuning),
-        cmocka_unit_test(test_hash),
-        cmocka_unit_test(test_bad_fields),
-        cmocka_unit_test(test_other_gemms),
-        cmocka_unit_test(test_many_entries),
-        cmocka_unit_test(test_bad_texts),
-        cmocka_unit_test(test_many_errors),
-        cmocka_unit_test(test_order_of_calls),
+        cmocka_unit_test(test_forced_backend),      cmocka_unit_test(test_forced_configuration),
+        cmocka_unit_test(test_unknown_force),       cmocka_unit_test(test_configs),
+        cmocka_unit_test(test_both_ways),           cmocka_unit_test(test_few_kernels),
+        cmocka_unit_test(test_fprop_as_measured),   cmocka_unit_test(test_wgrad_as_measured),
+        cmocka_unit_test(test_force_before_tuning), cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_bad_fields),          cmocka_unit_test(test_other_gemms),
+        cmocka_unit_test(test_many_entries),        cmocka_unit_test(test_bad_texts),
+        cmocka_unit_test(test_many_errors),         cmocka_unit_test(test_order_of_calls),
         cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, make_folder, drop_folder);
