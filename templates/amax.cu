@@ -1,8 +1,8 @@
 // amax.cu - op "amax": the largest finite |source[i,j]|, one partial maximum per CTA.
 //
-// No atomics and nothing to initialise: every entry of partials is written, the quantise kernel takes
-// their maximum. A contiguous matrix is read as one long row, so narrow ones cost nothing extra.
-// amax_dbias.cu is the same op for a dy whose column sums are wanted.
+// No atomics and nothing to initialise: every entry of partials is written, the quantise kernel
+// takes their maximum. A contiguous matrix is read as one long row, so narrow ones cost nothing
+// extra. amax_dbias.cu is the same op for a dy whose column sums are wanted.
 #include "amax.cuh"
 #include "ptx.cuh"
 

@@ -1,9 +1,9 @@
 // amax.cuh - largest finite magnitudes, and whether inf or NaN was met.
 //
-// Magnitudes are lifted: the sign bit is cleared and the smallest normal number's bits are added. Finite
-// ones then lie between that and 0x7f..f, inf and NaN become negative integers, so a signed maximum that
-// starts at the lifted zero passes them over, and their sign bits remain as the mark of a non-finite
-// element. bf16 goes two at a time.
+// Magnitudes are lifted: the sign bit is cleared and the smallest normal number's bits are added.
+// Finite ones then lie between that and 0x7f..f, inf and NaN become negative integers, so a signed
+// maximum that starts at the lifted zero passes them over, and their sign bits remain as the mark
+// of a non-finite element. bf16 goes two at a time.
 #pragma once
 #include "vec.cuh"
 

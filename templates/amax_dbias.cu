@@ -1,5 +1,6 @@
-// amax_dbias.cu - op "amax" for dy of a layer with a bias: the same partial maxima, and the fp32 column
-// sums of every 128 rows, from the one read. The quantise kernel adds the strips in ascending order.
+// amax_dbias.cu - op "amax" for dy of a layer with a bias: the same partial maxima, and the fp32
+// column sums of every 128 rows, from the one read. The quantise kernel adds the strips in
+// ascending order.
 #include "amax.cuh"
 #include "ptx.cuh"
 #include "sums.cuh"

@@ -1,10 +1,10 @@
-// cast.cu - op "cast": a tensor whose scale, or amax, is known before it is read (or, where `fresh` says that
-// nothing is known yet, its own amax from partial maxima). One read, the row copy and the
-// transposed copy in FP8, padding included, the running amax, found_inf, and the column sums of every 128
-// rows for dbias. The scale goes to every row of row_scales too, where these are wanted.
+// cast.cu - op "cast": a tensor whose scale, or amax, is known before it is read (or, where `fresh`
+// says that nothing is known yet, its own amax from partial maxima). One read, the row copy and the
+// transposed copy in FP8, padding included, the running amax, found_inf, and the column sums of
+// every 128 rows for dbias. The scale goes to every row of row_scales too, where these are wanted.
 //
-// The running amax is a maximum of float bits as int32: magnitudes order as their bits do, and a negative
-// float (did not run yet) is below all of them, so the order of the CTAs does not matter.
+// The running amax is a maximum of float bits as int32: magnitudes order as their bits do, and a
+// negative float (did not run yet) is below all of them, so the order of the CTAs does not matter.
 #include "amax.cuh"
 #include "convert.cuh"
 #include "copies.cuh"
@@ -17,9 +17,10 @@ constexpr bool power_of_two = $power_of_two;
 constexpr int margin = $margin;
 constexpr int threads = tile_threads;
 
-// An amax from elsewhere may be anything: inf counts as the largest finite number, NaN and negative as 0.
+// An amax from elsewhere may be anything: inf counts as the largest finite number, NaN and negative
+// as 0.
 __device__ __forceinline__ float usable_amax(float amax) {
-    return amax > 0.0f ? fminf(amax, 3.402823466e+38f) : 0.0f;
+    return amax > 0.0f ? fminf(amax, largest_float) : 0.0f;
 }
 
 // The inverse scale, for the rows of a tile, and zeros up to a multiple of 16 rows.

@@ -1,4 +1,5 @@
-// column_maxima.cu - op "column_maxima": the largest of every column of partial maxima; a thread per column.
+// column_maxima.cu - op "column_maxima": the largest of every column of partial maxima; a thread
+// per column.
 #include "ptx.cuh"
 
 constexpr int threads = 128;

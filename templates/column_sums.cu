@@ -1,8 +1,8 @@
 // column_sums.cu - op "column_sums": dbias from the partial sums that a quantising kernel left.
 //
-// A CTA takes 32 columns, each of its warps every eighth strip of them in ascending order, and then adds up
-// the warps: an order that depends on the number of strips alone, and enough reads under way for a launch
-// this short.
+// A CTA takes 32 columns, each of its warps every eighth strip of them in ascending order, and then
+// adds up the warps: an order that depends on the number of strips alone, and enough reads under
+// way for a launch this short.
 #include "ptx.cuh"
 
 constexpr int threads = 256;

@@ -1,13 +1,13 @@
 // convert.cuh - scales, and the cast to FP8, bit for bit as the numerics rules of fp8gen say.
 //
-//   scale     = (max / 2^margin) / amax, IEEE division; 1 for amax = 0; FLT_MAX where that overflows; optionally
-//               rounded down to a power of two by clearing the mantissa.
+//   scale     = (max / 2^margin) / amax, IEEE division; 1 for amax = 0; FLT_MAX where that
+//               overflows; optionally rounded down to a power of two by clearing the mantissa.
 //   q         = cast(x * scale), round to nearest even; finite x saturates, also where x * scale
 //               overflows; NaN becomes 0x7f; +-inf becomes NaN in E4M3 and stays +-inf in E5M2.
 //
-// Whether an element is finite is judged on x, not on x * scale: cvt.rn.satfinite alone would turn inf
-// into the largest finite value. repair8 puts that right, without a branch, in 6 instructions for 4 elements
-// of bf16, less where the lifted magnitudes (amax.cuh) are there already.
+// Whether an element is finite is judged on x, not on x * scale: cvt.rn.satfinite alone would turn
+// inf into the largest finite value. repair8 puts that right, without a branch, in 6 instructions
+// for 4 elements of bf16, less where the lifted magnitudes (amax.cuh) are there already.
 #pragma once
 #include "amax.cuh"
 
@@ -22,7 +22,7 @@ __device__ __forceinline__ scale_pair scale_to(float maximum, float amax) {
     float scale = 1.0f;
     if (amax > 0.0f) {
         scale = __fdiv_rn(maximum, amax);
-        if (scale > 3.402823466e+38f) scale = 3.402823466e+38f;
+        if (scale > largest_float) scale = largest_float;
         if (power_of_two) scale = __uint_as_float(__float_as_uint(scale) & 0xff800000u);
     }
     return {scale, __fdiv_rn(1.0f, scale)};
@@ -74,15 +74,15 @@ __device__ __forceinline__ uint2 cast8(const vec8<T> &v, const scale_t &scale) {
     return make_uint2(q[0] | q[1] << 16, q[2] | q[3] << 16);
 }
 
-__device__ __forceinline__ u32 byte_signs(u32 a, u32 b,
-                                          u32 selector) { // __byte_perm drops the sign mode
+// prmt with its mode that copies signs, which __byte_perm would drop.
+__device__ __forceinline__ u32 byte_signs(u32 a, u32 b, u32 selector) {
     u32 c;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(selector));
     return c;
 }
 
-// 0xff for every non-finite one of elements 4 * half .. 4 * half + 3: their lifted magnitudes are negative,
-// and prmt copies the sign of a byte over a byte.
+// 0xff for every non-finite one of elements 4 * half .. 4 * half + 3: their lifted magnitudes are
+// negative, and prmt copies the sign of a byte over a byte.
 __device__ __forceinline__ u32 nonfinite_bytes(const vec8<bf16> &v, int half) {
     return byte_signs(lifted<bf16>::of(v.w[2 * half]), lifted<bf16>::of(v.w[2 * half + 1]), 0xfdb9);
 }
@@ -93,8 +93,8 @@ __device__ __forceinline__ u32 nonfinite_bytes(const vec8<fp32> &v, int half) {
     return __byte_perm(byte_signs(m[0], m[1], 0xffbb), byte_signs(m[2], m[3], 0xffbb), 0x6420);
 }
 
-// Four bytes that cast8 made, those in `mask` of non-finite elements: NaN (0x7f) in E4M3; in E5M2 NaN is
-// 0x7f or 0xff already, and inf, now the largest finite value (0x7b or 0xfb), goes one up.
+// Four bytes that cast8 made, those in `mask` of non-finite elements: NaN (0x7f) in E4M3; in E5M2
+// NaN is 0x7f or 0xff already, and inf, now the largest finite value (0x7b or 0xfb), goes one up.
 template <class format> __device__ __forceinline__ u32 repair4(u32 q, u32 mask);
 template <> __device__ __forceinline__ u32 repair4<e4m3>(u32 q, u32 mask) {
     return (q & ~mask) | (mask & 0x7f7f7f7fu);

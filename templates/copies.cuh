@@ -1,12 +1,12 @@
 // copies.cuh - the two FP8 copies of a tile on their way to memory, padding included.
 //
-// The row copy leaves straight from the registers, 128 bytes a row. The transposed copy is turned 4 x 4
-// bytes at a time with prmt, laid into shared memory, and leaves as whole 128-byte lines. Both are streaming
-// stores, so that they do not push out of L2 what is still to be read.
+// The row copy leaves straight from the registers, 128 bytes a row. The transposed copy is turned 4
+// x 4 bytes at a time with prmt, laid into shared memory, and leaves as whole 128-byte lines. Both
+// are streaming stores, so that they do not push out of L2 what is still to be read.
 //
-// Shared tile: 128 rows (columns of source) of 16 chunks of 8 bytes. Chunk c of row r lies at
-// c ^ (r / 8), so that the 16 threads which write one chunk of 16 rows meet 16 different bank pairs, and
-// 16-byte reads along a row stay whole (the two halves swapped where r / 8 is odd).
+// Shared tile: 128 rows (columns of source) of 16 chunks of 8 bytes. Chunk c of row r lies at c ^
+// (r / 8), so that the 16 threads which write one chunk of 16 rows meet 16 different bank pairs,
+// and 16-byte reads along a row stay whole (the two halves swapped where r / 8 is odd).
 #pragma once
 #include "tile.cuh"
 
@@ -49,7 +49,8 @@ __device__ __forceinline__ void put_transposed(u8 *shared, const uint2 (&q)[patc
     }
 }
 
-// The shared tile to rows [left, left + 128) of the transposed copy, bytes [top, top + 128) of each.
+// The shared tile to rows [left, left + 128) of the transposed copy, bytes [top, top + 128) of
+// each.
 __device__ __forceinline__ void store_transposed(const copy_target &to, const u8 *shared, i64 top,
                                                  i64 left, int thread) {
     int c = thread % 8, first = thread / 8;
@@ -74,8 +75,8 @@ __device__ __forceinline__ void store_rows(const copy_target &to, const uint2 (&
         if (row + i < to.row_rows) __stcs(reinterpret_cast<uint2 *>(p + i * to.row_ld), q[i]);
 }
 
-// The inverse scale of a 128 x 128 tile at `place` of a line of `count`; with the last one, zeros to the end of
-// the line.
+// The inverse scale of a 128 x 128 tile at `place` of a line of `count`; with the last one, zeros
+// to the end of the line.
 __device__ __forceinline__ void write_inverse(float *scales, i64 ld, u32 line, u32 place, u32 count,
                                               float scale_inv) {
     float *p = scales + line * ld;

@@ -1,6 +1,6 @@
 // counter.cuh - tiles by a counter in global memory: a cluster takes the next tile when it is ready for one,
 // so it does not matter how fast each is or whether all of them run. Which cluster makes a tile changes
-// nothing in the tile. Static walks stand in scheduler.cuh.
+// nothing in the tile. The static order stands in walk.cuh.
 //
 // The producer of a cluster's first CTA takes a tile while the one before it is being loaded, and hands it to
 // the producers and consumers of all CTAs of the cluster through slots in their shared memory.
@@ -19,11 +19,6 @@ struct tile_counter {
 constexpr int tile_slots = 4;
 constexpr int slot_bytes = 8 + 8 + 4; // full barrier, empty barrier, tile
 
-__device__ __forceinline__ u64 load_acquire(const u64 *p) {
-    u64 v;
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
-    return v;
-}
 // Sets a counter of another epoch to `first`.
 __device__ __forceinline__ void open_counter(const tile_counter &c, u32 first) {
     constexpr u64 opening = u64(1) << 63;
@@ -34,7 +29,7 @@ __device__ __forceinline__ void open_counter(const tile_counter &c, u32 first) {
         if (atomicCAS(c.words, seen, c.epoch | opening) != seen) continue;
         stumble();
         c.words[1] = first;
-        asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(c.words), "l"(c.epoch) : "memory");
+        store_release(c.words, c.epoch);
         return;
     }
 }

@@ -1,8 +1,9 @@
 // dequantize.cu - op "dequantize": target = decode(q) * scale_inv as fp32, from the row copy or the
 // transposed one. For inspection and tests; a thread per element along the target's rows.
 //
-// Scalings: tensor - scales[4]; row - one per row of the operand; block - [128 of depth][row]; tile -
-// [128 rows][128 of depth]. An operand's rows are its own: those of the transposed copy are columns of target.
+// Scalings: tensor - scales[4]; row - one per row of the operand; block - [128 of depth][row]; tile
+// - [128 rows][128 of depth]. An operand's rows are its own: those of the transposed copy are
+// columns of target.
 #include "convert.cuh"
 #include "ptx.cuh"
 

@@ -1,9 +1,9 @@
-// fused.cu - op "fused": amax and quantise of a tensor whose scale is its own, in one cooperative kernel. Its
-// part of the tensor stays on chip between the two, so that memory is read once.
+// fused.cu - op "fused": amax and quantise of a tensor whose scale is its own, in one cooperative
+// kernel. Its part of the tensor stays on chip between the two, so that memory is read once.
 //
-// Two teams of 256 threads in a CTA, one CTA an SM. A team keeps `held` tiles in shared memory and, of bf16,
-// one more in registers; tiles beyond those are read a second time, the last ones first. Column sums for
-// dbias go on the way in, their sum over the strips on the way out.
+// Two teams of 256 threads in a CTA, one CTA an SM. A team keeps `held` tiles in shared memory and,
+// of bf16, one more in registers; tiles beyond those are read a second time, the last ones first.
+// Column sums for dbias go on the way in, their sum over the strips on the way out.
 #include "convert.cuh"
 #include "copies.cuh"
 #include "grid_barrier.cuh"
@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     t.number = threadIdx.x / tile_threads, t.thread = threadIdx.x % tile_threads;
     t.rg = t.thread / groups, t.cg = t.thread % groups;
     t.from = shared + t.number * held * tile_bytes;
-    t.tiles = u32(__cvta_generic_to_shared(t.from));
+    t.tiles = smem_address(t.from);
     t.turned = shared + teams * held * tile_bytes + t.number * tile * tile;
     t.dbias_partials = dbias_partials, t.dbias_ld = dbias_ld;
     u32 tiles = u32(ceil_div(rows, tile) * ceil_div(cols, tile));

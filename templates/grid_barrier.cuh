@@ -1,21 +1,12 @@
-// grid_barrier.cuh - one meeting of all CTAs of a cooperative launch, without memory that somebody must have
-// initialised: gridDim + 1 words of 64 bits.
+// grid_barrier.cuh - one meeting of all CTAs of a cooperative launch, without memory that somebody
+// must have initialised: gridDim + 1 words of 64 bits.
 //
-// A CTA arrives by setting its flag to the epoch, a number that no other call uses, so old contents do not
-// matter. A replayed graph uses the same epoch again: the CTA that leaves last therefore sets all flags to
-// another value. The count of those who have left is zeroed by CTA 0 before it arrives; nobody counts before
-// all have arrived.
+// A CTA arrives by setting its flag to the epoch, a number that no other call uses, so old contents
+// do not matter. A replayed graph uses the same epoch again: the CTA that leaves last therefore
+// sets all flags to another value. The count of those who have left is zeroed by CTA 0 before it
+// arrives; nobody counts before all have arrived.
 #pragma once
-#include "types.cuh"
-
-__device__ __forceinline__ u64 load_acquire(const u64 *p) {
-    u64 v;
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
-    return v;
-}
-__device__ __forceinline__ void store_release(u64 *p, u64 v) {
-    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
+#include "ptx.cuh"
 
 // What any CTA wrote before is seen by all after. Called by the whole block.
 template <int threads> __device__ __forceinline__ void meet_grid(u64 *flags, u64 epoch) {

@@ -1,8 +1,9 @@
-// line_amax.cu - op "line_amax": the largest finite magnitudes of every row and of every column of source, in
-// one read: of a row, one for each 128 of its columns, of a column, one for each 128 of its rows. For dy of
-// a layer with a bias also the fp32 column sums of every 128 rows.
+// line_amax.cu - op "line_amax": the largest finite magnitudes of every row and of every column of
+// source, in one read: of a row, one for each 128 of its columns, of a column, one for each 128 of
+// its rows. For dy of a layer with a bias also the fp32 column sums of every 128 rows.
 //
-// While a tile is looked at the next one is on its way into the shared memory that this one came in.
+// While a tile is looked at the next one is on its way into the shared memory that this one came
+// in.
 #include "maxima.cuh"
 #include "ptx.cuh"
 #include "stage.cuh"

@@ -1,8 +1,9 @@
-// line_scales.cu - op "line_scales": from the maxima that line_amax left the one of each row and of each
-// column, and the inverse scales that follow, with their padding; and dbias from the sums that it left.
+// line_scales.cu - op "line_scales": from the maxima that line_amax left the one of each row and of
+// each column, and the inverse scales that follow, with their padding; and dbias from the sums that
+// it left.
 //
-// A CTA takes 32 lines, each of its warps every eighth of their partials in ascending order, and then puts
-// the warps together: sums in an order that depends on the number of partials alone.
+// A CTA takes 32 lines, each of its warps every eighth of their partials in ascending order, and
+// then puts the warps together: sums in an order that depends on the number of partials alone.
 #include "convert.cuh"
 #include "ptx.cuh"
 
@@ -33,6 +34,7 @@ __device__ __forceinline__ float largest(const lines &l, i64 i, float (*shared)[
     for (int w = 0; w < warps; ++w) best = fmaxf(best, shared[w][lane]);
     return best;
 }
+// The sum of column i, of `count`, over its `each` partials, likewise.
 __device__ __forceinline__ float sum(const float *partials, i64 ld, i64 each, i64 i, i64 count,
                                      float (*shared)[32]) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

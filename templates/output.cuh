@@ -1,10 +1,8 @@
 // output.cuh - what both ways out of a GEMM share: scales, conversion, stores of a few elements.
 //
-// Order of the scales: the smaller of the two first, so that no product on the way overflows or vanishes
-// that the result would not. A sum into bf16 or fp16 is formed in fp32 and rounded once.
+// Order of the scales: the smaller of the two first, so that no product on the way overflows or
+// vanishes that the result would not. A sum into bf16 or fp16 is formed in fp32 and rounded once.
 #pragma once
-
-template <class T, int n> struct alignas(n * sizeof(T)) pack { T e[n]; };
 
 struct output {
     const tensor_map *map;
@@ -45,7 +43,8 @@ template <class T> __device__ __forceinline__ out_t as_output(T x) {
 }
 template <> __device__ __forceinline__ out_t as_output<out_t>(out_t x) { return x; }
 
-// n neighbours of a row of out, of which the first `left` exist; `aligned`: for a store of all at once.
+// n neighbours of a row of out, of which the first `left` exist; `aligned`: for a store of all at
+// once.
 template <class T, int n>
 __device__ __forceinline__ void store(out_t *target, const pack<T, n> &x, int left, bool aligned) {
     if (!add && aligned && left >= n) {

@@ -39,6 +39,17 @@ template <int offset = 0> __device__ __forceinline__ void mbarrier_wait(u32 bar,
                  "r"(parity), "n"(offset)
                  : "memory");
 }
+
+// ---- words in global memory ----------------------------------------------------------------------
+__device__ __forceinline__ u64 load_acquire(const u64 *p) {
+    u64 v;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void store_release(u64 *p, u64 v) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
 // ---- cluster -------------------------------------------------------------------------------------
 __device__ __forceinline__ u32 cluster_rank() {
     u32 r;

@@ -1,8 +1,8 @@
-// quantize.cu - op "quantize": one read of source, the row copy and the transposed copy in FP8, padding
-// included, the scales, and (for dy) dbias from the partial sums that the amax kernel left.
+// quantize.cu - op "quantize": one read of source, the row copy and the transposed copy in FP8,
+// padding included, the scales, and (for dy) dbias from the partial sums that the amax kernel left.
 //
-// Tiles are taken from the last to the first: the amax kernel before read the tensor front to back, so
-// its end is still in L2.
+// Tiles are taken from the last to the first: the amax kernel before read the tensor front to back,
+// so its end is still in L2.
 #include "amax.cuh"
 #include "convert.cuh"
 #include "copies.cuh"

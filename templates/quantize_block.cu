@@ -1,9 +1,10 @@
-// quantize_block.cu - op "quantize_block", 1 x 128: the row copy with a scale for every 128 elements of a
-// row, the transposed copy with one for every 128 elements of a column, from one read; the inverse scales of
-// both, padding, found_inf, and the column sums of every 128 rows for dbias.
+// quantize_block.cu - op "quantize_block", 1 x 128: the row copy with a scale for every 128
+// elements of a row, the transposed copy with one for every 128 elements of a column, from one
+// read; the inverse scales of both, padding, found_inf, and the column sums of every 128 rows for
+// dbias.
 //
-// A tile is whole blocks of both kinds, so nothing crosses tiles. Of the 256 threads 128 make the scales
-// of the rows and 128 those of the columns.
+// A tile is whole blocks of both kinds, so nothing crosses tiles. Of the 256 threads 128 make the
+// scales of the rows and 128 those of the columns.
 #include "copies.cuh"
 #include "maxima.cuh"
 #include "ptx.cuh"

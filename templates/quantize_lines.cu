@@ -1,8 +1,10 @@
-// quantize_lines.cu - op "quantize_lines": the row copy with a scale for every row and the transposed copy with
-// one for every column, from one read and the maxima of the rows and columns (line_scales); padding included.
+// quantize_lines.cu - op "quantize_lines": the row copy with a scale for every row and the
+// transposed copy with one for every column, from one read and the maxima of the rows and columns
+// (line_scales); padding included.
 //
-// Tiles are taken from the last to the first: the maxima were found front to back, so the end of source is
-// still in L2. Of the 256 threads 128 make the scales of the rows and 128 those of the columns.
+// Tiles are taken from the last to the first: the maxima were found front to back, so the end of
+// source is still in L2. Of the 256 threads 128 make the scales of the rows and 128 those of the
+// columns.
 #include "convert.cuh"
 #include "copies.cuh"
 #include "ptx.cuh"

@@ -1,8 +1,9 @@
-// quantize_row.cu - op "quantize_row": the row copy with a scale for every row, padding included, from one read.
+// quantize_row.cu - op "quantize_row": the row copy with a scale for every row, padding included,
+// from one read.
 //
-// A few rows ("unit") lie in a slot of shared memory: a look for their maxima, then the cast. A CTA takes one
-// unit after the other and fetches some ahead; where rows are aligned to 16 bytes a thread reads only what
-// it has copied itself. Rows too long for that pass through twice, in parts.
+// A few rows ("unit") lie in a slot of shared memory: a look for their maxima, then the cast. A CTA
+// takes one unit after the other and fetches some ahead; where rows are aligned to 16 bytes a
+// thread reads only what it has copied itself. Rows too long for that pass through twice, in parts.
 #include "convert.cuh"
 #include "ptx.cuh"
 #include "stage.cuh"
@@ -74,7 +75,7 @@ struct shared_words {
     float scale[most_rows];
 };
 
-// ---- memory to shared memory ------------------------------------------------------------------------
+// ---- memory to shared memory --------------------------------------------------------------------
 // `width` bytes an access, neighbouring threads at neighbouring bytes.
 template <int width>
 __device__ __forceinline__ void fetch_by(const row_call &c, const plan &p, const unit &at) {
@@ -137,7 +138,7 @@ __device__ __forceinline__ vec8<source_t> vector_at(const plan &p, const u8 *slo
     return *reinterpret_cast<const vec8<source_t> *>(slot + (row * p.part + v) * vector_bytes);
 }
 
-// ---- the look and the cast ----------------------------------------------------------------------------
+// ---- the look and the cast ----------------------------------------------------------------------
 // The maxima of this warp's rows; more: of the parts before, too.
 __device__ __forceinline__ void look(const plan &p, shared_words &s, const unit &at, const u8 *slot,
                                      bool more, u32 &seen) {
@@ -247,7 +248,8 @@ extern "C" __global__ void __launch_bounds__(threads, 3)
                     base + slot * slot_bytes};
     };
 
-    // A step is fetched `slots` turns before it is taken, into the slot of the one that has just been.
+    // A step is fetched `slots` turns before it is taken, into the slot of the one that has just
+    // been.
 #pragma unroll 1
     for (i64 n = 0; n < steps + p.slots; ++n) {
         if (n >= p.slots) {

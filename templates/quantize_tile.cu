@@ -1,6 +1,6 @@
-// quantize_tile.cu - op "quantize_block", 128 x 128: one scale for a tile, the same for both copies, from
-// one read; the inverse scales in the layouts of both, padding, found_inf, and the column sums of every 128
-// rows for dbias.
+// quantize_tile.cu - op "quantize_block", 128 x 128: one scale for a tile, the same for both
+// copies, from one read; the inverse scales in the layouts of both, padding, found_inf, and the
+// column sums of every 128 rows for dbias.
 #include "amax.cuh"
 #include "convert.cuh"
 #include "copies.cuh"

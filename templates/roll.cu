@@ -1,10 +1,10 @@
-// roll.cu - op "roll": the end of an optimizer step for all tensors of a delayed-scaling state. A tensor that
-// ran puts its running amax into its history, takes a new scale, and is ready for the next step; one that did
-// not (running < 0) stays as it is.
+// roll.cu - op "roll": the end of an optimizer step for all tensors of a delayed-scaling state. A
+// tensor that ran puts its running amax into its history, takes a new scale, and is ready for the
+// next step; one that did not (running < 0) stays as it is.
 //
-// The scale: maxima[t] = max / 2^margin over the largest amax of the history, or over the newest one;
-// an amax of 0 leaves the scale as it was. A block takes 32 tensors, neighbours in memory, and its 8
-// warps share the entries of the history.
+// The scale: maxima[t] = max / 2^margin over the largest amax of the history, or over the newest
+// one; an amax of 0 leaves the scale as it was. A block takes 32 tensors, neighbours in memory, and
+// its 8 warps share the entries of the history.
 #include "ptx.cuh"
 
 constexpr int threads = 256, lanes = 32, warps = threads / lanes;
@@ -13,7 +13,7 @@ __device__ __forceinline__ float new_scale(float old, float amax, float maximum,
                                            bool power_of_two) {
     if (!(amax > 0.0f)) return old;
     float scale = __fdiv_rn(maximum, amax);
-    if (scale > 3.402823466e+38f) scale = 3.402823466e+38f;
+    if (scale > largest_float) scale = largest_float;
     return power_of_two ? __uint_as_float(__float_as_uint(scale) & 0xff800000u) : scale;
 }
 

@@ -1,10 +1,11 @@
 // stage.cuh - tiles of a matrix on their way through shared memory.
 //
-// cp.async copies without registers in between, 16, 8 or 4 bytes an access as the alignment of the rows
-// allows, neighbouring threads at neighbouring bytes whatever the width: a matrix whose rows are aligned to
-// 8 bytes is read as fast as one aligned to 16. What lies outside the matrix arrives as zeros and is not
-// read. Rows of bf16 aligned to 2 bytes go through registers.
+// cp.async copies without registers in between, 16, 8 or 4 bytes an access as the alignment of the
+// rows allows, neighbouring threads at neighbouring bytes whatever the width: a matrix whose rows
+// are aligned to 8 bytes is read as fast as one aligned to 16. What lies outside the matrix arrives
+// as zeros and is not read. Rows of bf16 aligned to 2 bytes go through registers.
 #pragma once
+#include "ptx.cuh"
 #include "tile.cuh"
 
 template <int width>
@@ -101,14 +102,14 @@ __device__ __forceinline__ void read_patch(vec8<T> (&v)[patch], const u8 *staged
                 *reinterpret_cast<const uint4 *>(p + i * row_bytes + j * 16);
 }
 
-// One tile of shared memory, filled ahead of its use: fetch(), something else, take(), and once no thread
-// can still be reading the tile, its memory is free for other things until the next fetch().
+// One tile of shared memory, filled ahead of its use: fetch(), something else, take(), and once no
+// thread can still be reading the tile, its memory is free for other things until the next fetch().
 template <class T> struct tile_source {
     matrix<T> m;
     u8 *shared;
 
     template <class walk> __device__ __forceinline__ void fetch(const walk &at) const {
-        stage_tile(u32(__cvta_generic_to_shared(shared)), m, at.top(), at.left(), threadIdx.x);
+        stage_tile(smem_address(shared), m, at.top(), at.left(), threadIdx.x);
         copy_commit();
     }
     __device__ __forceinline__ void take(vec8<T> (&v)[patch]) const {

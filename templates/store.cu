@@ -1,9 +1,9 @@
-// store.cu - op "store": a stage, or gradients that were reduced over ranks, into the caller's exact tensor,
-// as it is or with the scales of rows and columns, a bias, added to what is there (in fp32, rounded once).
-// All of any alignment.
+// store.cu - op "store": a stage, or gradients that were reduced over ranks, into the caller's
+// exact tensor, as it is or with the scales of rows and columns, a bias, added to what is there (in
+// fp32, rounded once). All of any alignment.
 //
-// A CTA takes a segment of one row at a time. Accesses are as wide as the bases and leading dims allow (16
-// bytes down to one element); the columns past the last whole access go one by one.
+// A CTA takes a segment of one row at a time. Accesses are as wide as the bases and leading dims
+// allow (16 bytes down to one element); the columns past the last whole access go one by one.
 #include "ptx.cuh"
 #include "vec.cuh"
 
@@ -11,9 +11,6 @@ using source_t = $source;
 using target_t = $target;
 constexpr int threads = 256;
 constexpr int steps = 4; // accesses per thread and segment
-
-template <int n> struct alignas(n * sizeof(target_t)) pack { target_t e[n]; };
-template <int n> struct alignas(n * sizeof(source_t)) source_pack { source_t e[n]; };
 
 // What is done to the columns of a row; NULL: nothing.
 struct columns {
@@ -26,7 +23,7 @@ struct columns {
 
 __device__ __forceinline__ target_t combine(target_t old, source_t x, const columns &of, i64 col) {
     float sum = to_float(x);
-    if (of.scales) { // the smaller first, so that nothing on the way overflows that the result does not
+    if (of.scales) { // the smaller first: nothing overflows on the way that the result does not
         float scale = __ldg(of.scales + col * of.scales_step);
         sum = sum * fminf(of.row_scale, scale) * fmaxf(of.row_scale, scale);
     }
@@ -34,8 +31,8 @@ __device__ __forceinline__ target_t combine(target_t old, source_t x, const colu
     return from_float<target_t>(of.accumulate ? to_float(old) + sum : sum);
 }
 
-// Columns [first, first + n * threads * steps) of one row, n elements an access; the segment that holds
-// the row's end also takes the columns past its last whole access, one a thread.
+// Columns [first, first + n * threads * steps) of one row, n elements an access; the segment that
+// holds the row's end also takes the columns past its last whole access, one a thread.
 template <int n>
 __device__ __forceinline__ void copy_segment(const source_t *source, const columns &of,
                                              target_t *target, i64 first, i64 cols) {
@@ -44,12 +41,12 @@ __device__ __forceinline__ void copy_segment(const source_t *source, const colum
     for (int i = 0; i < steps; ++i) {
         i64 j = first + i64(i * threads + threadIdx.x) * n;
         if (j < whole) {
-            source_pack<n> s = *reinterpret_cast<const source_pack<n> *>(source + j);
-            pack<n> t = {};
-            if (of.accumulate) t = *reinterpret_cast<const pack<n> *>(target + j);
+            auto s = *reinterpret_cast<const pack<source_t, n> *>(source + j);
+            pack<target_t, n> t = {};
+            if (of.accumulate) t = *reinterpret_cast<const pack<target_t, n> *>(target + j);
 #pragma unroll
             for (int k = 0; k < n; ++k) t.e[k] = combine(t.e[k], s.e[k], of, j + k);
-            *reinterpret_cast<pack<n> *>(target + j) = t;
+            *reinterpret_cast<pack<target_t, n> *>(target + j) = t;
         }
     }
     i64 j = whole + threadIdx.x;

@@ -1,9 +1,9 @@
-// sum.cu - op "sum": what came from the ranks, added up in their order, into the caller's exact tensor: as it
-// is, as an average, or added to what is there. All of any alignment.
+// sum.cu - op "sum": what came from the ranks, added up in their order, into the caller's exact
+// tensor: as it is, as an average, or added to what is there. All of any alignment.
 //
-// Sums are fp32 and rounded once to the dtype in which gradients are reduced, so that one part alone
-// (parts = 1) is what a collective has summed. A CTA takes a segment of one row at a time; the parts of an
-// access are read one after the other, those of all accesses together.
+// Sums are fp32 and rounded once to the dtype in which gradients are reduced, so that one part
+// alone (parts = 1) is what a collective has summed. A CTA takes a segment of one row at a time;
+// the parts of an access are read one after the other, those of all accesses together.
 #include "ptx.cuh"
 #include "vec.cuh"
 
@@ -11,8 +11,6 @@ using source_t = $source;
 using target_t = $target;
 constexpr int threads = 256;
 constexpr int steps = 2; // accesses per thread and segment
-
-template <class T, int n> struct alignas(n * sizeof(T)) pack { T e[n]; };
 
 struct task {
     const source_t *source; // of this row, part 0
@@ -34,8 +32,8 @@ __device__ __forceinline__ void sum_one(const task &t, target_t *target, i64 j) 
     target[j] = finish(t, t.accumulate ? target[j] : target_t{}, sum);
 }
 
-// Columns [first, first + n * threads * steps) of one row, n elements an access; the segment that holds
-// the row's end also takes the columns past its last whole access, one a thread.
+// Columns [first, first + n * threads * steps) of one row, n elements an access; the segment that
+// holds the row's end also takes the columns past its last whole access, one a thread.
 template <int n>
 __device__ __forceinline__ void sum_segment(const task &t, target_t *target, i64 first, i64 cols) {
     i64 whole = cols & ~i64(n - 1);

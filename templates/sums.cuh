@@ -1,5 +1,5 @@
-// sums.cuh - column sums of tiles, in a fixed order, so that dbias has equal bits from run to run: 8 rows in
-// a thread, two threads by shuffle, the eight warps in turn.
+// sums.cuh - column sums of tiles, in a fixed order, so that dbias has equal bits from run to run:
+// 8 rows in a thread, two threads by shuffle, the eight warps in turn.
 #pragma once
 #include "tile.cuh"
 

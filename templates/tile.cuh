@@ -1,9 +1,9 @@
-// tile.cuh - a tile of 128 x 128 elements held by 256 threads, 8 rows x 8 columns each, and the order in
-// which a grid takes the tiles of a matrix.
+// tile.cuh - a tile of 128 x 128 elements held by 256 threads, 8 rows x 8 columns each, and the
+// order in which a grid takes the tiles of a matrix.
 //
-// Thread t holds the patch (t / 16, t % 16): sixteen neighbours hold 256 consecutive bytes of a bf16 row.
-// Elements outside the matrix read as zero, which is what padding must be. Tiles are counted in 32 bits:
-// enough for 2^46 elements.
+// Thread t holds the patch (t / 16, t % 16): sixteen neighbours hold 256 consecutive bytes of a
+// bf16 row. Elements outside the matrix read as zero, which is what padding must be. Tiles are
+// counted in 32 bits: enough for 2^46 elements.
 #pragma once
 #include "vec.cuh"
 
@@ -34,16 +34,16 @@ __device__ __forceinline__ tile_place place_of(u32 t, u32 tile_cols) {
     return {row, t - row * tile_cols};
 }
 
-// The tiles of a CTA, every gridDim-th one in row-major order, without a division on the way; backwards: from
-// the last to the first.
+// The tiles of a CTA, every gridDim-th one in row-major order, without a division on the way;
+// backwards: from the last to the first.
 template <bool backwards> struct tile_walk {
     u32 rows, cols; // of the matrix, in tiles
     u32 step_rows, step_cols;
     u32 i, j; // how far it has come
 
-    __device__ __forceinline__ tile_walk(i64 matrix_rows, i64 matrix_cols, u32 first = blockIdx.x,
-                                         u32 step = gridDim.x) {
+    __device__ __forceinline__ tile_walk(i64 matrix_rows, i64 matrix_cols) {
         rows = u32(ceil_div(matrix_rows, tile)), cols = u32(ceil_div(matrix_cols, tile));
+        const u32 first = blockIdx.x, step = gridDim.x;
         step_rows = step / cols, step_cols = step - step_rows * cols;
         i = first / cols, j = first - i * cols;
     }
@@ -56,29 +56,6 @@ template <bool backwards> struct tile_walk {
     __device__ __forceinline__ u32 col() const { return backwards ? cols - 1 - j : j; }
     __device__ __forceinline__ i64 top() const { return i64(row()) * tile; }
     __device__ __forceinline__ i64 left() const { return i64(col()) * tile; }
-};
-
-// A run of tiles down the matrix, a column of tiles from its last to its first, then the next column;
-// every CTA the same number of tiles or one less.
-struct column_run {
-    u32 rows;
-    u32 i, j; // how far down the column, which column
-    u32 more; // tiles
-
-    __device__ __forceinline__ column_run(i64 matrix_rows, i64 matrix_cols) {
-        rows = u32(ceil_div(matrix_rows, tile));
-        u64 tiles = u64(rows) * u64(ceil_div(matrix_cols, tile));
-        u32 first = u32(tiles * blockIdx.x / gridDim.x);
-        more = u32(tiles * (blockIdx.x + 1) / gridDim.x) - first;
-        j = first / rows, i = first - j * rows;
-    }
-    __device__ __forceinline__ bool inside() const { return more > 0; }
-    __device__ __forceinline__ void next() {
-        if (more > 0) --more;
-        if (++i == rows) i = 0, ++j;
-    }
-    __device__ __forceinline__ i64 top() const { return i64(rows - 1 - i) * tile; }
-    __device__ __forceinline__ i64 left() const { return i64(j) * tile; }
 };
 
 // `row`, `col`: first element of this thread's patch. `whole`: the tile lies inside the matrix.

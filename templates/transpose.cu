@@ -1,6 +1,8 @@
-// transpose.cu - op "transpose": FP8 bytes, row copy to transposed copy, padding as zeros. The scales stay;
-// those of 128 x 128 are transposed too. scales_ld = 0: a scale for each row, the same within 128 rows, becomes
-// those of the 128 x 128. No source: the scales alone.
+// transpose.cu - op "transpose": FP8 bytes, row copy to transposed copy, padding as zeros.
+//
+// A scale of the tensor stays as it is. Those of tiles of 128 x 128 are transposed too. Where
+// scales_ld is 0 there is one for each row, the same for all of 128 rows, and the tiles of the
+// transposed copy get it. Without a source only the scales are written.
 #include "copies.cuh"
 #include "ptx.cuh"
 

@@ -1,8 +1,8 @@
 // types.cuh - the element types and widths that every template speaks of.
 //
 // No toolkit header is included anywhere in templates/: kernels compile faster, and a training node
-// needs nothing installed. A tensor's element type is a tag (bf16, fp16, fp32, e4m3, e5m2) whose members say
-// what the kernels must know of it; memory is read and written as raw words.
+// needs nothing installed. A tensor's element type is a tag (bf16, fp16, fp32, e4m3, e5m2) whose
+// members say what the kernels must know of it; memory is read and written as raw words.
 #pragma once
 
 using u8 = unsigned char;
@@ -10,6 +10,8 @@ using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
+
+constexpr float largest_float = 0x1.fffffep+127f;
 
 struct bf16 {
     u16 bits;
@@ -38,6 +40,9 @@ __device__ __forceinline__ float to_float(fp16 x) {
     return y;
 }
 __device__ __forceinline__ float to_float(fp32 x) { return x.value; }
+
+// n neighbours, read and written at once.
+template <class T, int n> struct alignas(n * sizeof(T)) pack { T e[n]; };
 
 // Round to nearest even; NaN becomes the canonical NaN.
 template <class T> __device__ __forceinline__ T from_float(float x);

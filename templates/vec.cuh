@@ -1,8 +1,8 @@
 // vec.cuh - eight consecutive elements of a row, as raw words: the unit in which tensors are read.
 //
-// vec8<T> holds 16 bytes of bf16 or 32 bytes of fp32. load_vec8 reads it with the widest access that
-// the caller's alignment allows; load_vec8_edge reads only the elements that exist and gives zero for
-// the others, so that padding is written by the same code as data.
+// vec8<T> holds 16 bytes of bf16 or 32 bytes of fp32. load_vec8 reads it with the widest access
+// that the caller's alignment allows; load_vec8_edge reads only the elements that exist and gives
+// zero for the others, so that padding is written by the same code as data.
 #pragma once
 #include "types.cuh"
 
@@ -19,8 +19,8 @@ __device__ __forceinline__ float element(const vec8<fp32> &v, int i) {
     return __uint_as_float(v.w[i]);
 }
 
-// Makes the compiler forget what it has unpacked from v so far: without this it keeps the elements as
-// floats, in twice the registers, from one use of the vector to the next.
+// Makes the compiler forget what it has unpacked from v so far: without this it keeps the elements
+// as floats, in twice the registers, from one use of the vector to the next.
 template <class T> __device__ __forceinline__ void keep_packed(vec8<T> &v) {
 #pragma unroll
     for (int i = 0; i < vec8<T>::words; ++i) asm volatile("" : "+r"(v.w[i]));
@@ -39,8 +39,8 @@ __device__ __forceinline__ uint4 load16(const void *p) {
                  : "l"(p));
     return v;
 }
-// The same, or zero without touching memory where `wanted` is false; no branch, so that several of these
-// are in flight together.
+// The same, or zero without touching memory where `wanted` is false; no branch, so that several of
+// these are in flight together.
 __device__ __forceinline__ uint4 load16_if(const void *p, bool wanted) {
     uint4 v;
     asm volatile("{\n\t.reg .pred wanted;\n\tsetp.ne.u32 wanted, %5, 0;\n\t"
@@ -56,7 +56,8 @@ __device__ __forceinline__ uint2 load8(const void *p) {
     return v;
 }
 
-// The largest access width, 16 bytes down to one element, at which every row of a matrix is aligned.
+// The largest access width, 16 bytes down to one element, at which every row of a matrix is
+// aligned.
 template <class T> __device__ __forceinline__ int access_bytes(const void *base, i64 ld) {
     u64 bits = u64(base) | u64(ld * i64(sizeof(T))) | 16;
     return int(bits & (~bits + 1));
