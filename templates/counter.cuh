@@ -1,13 +1,15 @@
-// counter.cuh - tiles by a counter in global memory: a cluster takes the next tile when it is ready for one,
-// so it does not matter how fast each is or whether all of them run. Which cluster makes a tile changes
-// nothing in the tile. The static order stands in walk.cuh.
+// counter.cuh - tiles by a counter in global memory: a cluster takes the next tile when it is ready
+// for one, so it does not matter how fast each is or whether all of them run. Which cluster makes a
+// tile changes nothing in the tile. The static order stands in walk.cuh.
 //
-// The producer of a cluster's first CTA takes a tile while the one before it is being loaded, and hands it to
-// the producers and consumers of all CTAs of the cluster through slots in their shared memory.
+// The producer of a cluster's first CTA takes a tile while the one before it is being loaded, and
+// hands it to the producers and consumers of all CTAs of the cluster through slots in their shared
+// memory.
 //
-// The counter needs no launch to set it: two words of any contents. The first cluster that meets them sets
-// the count, then the epoch, a number that no other call has. All clusters together take as many tiles as
-// there are and one more each; who takes the very last leaves another epoch behind, for a replayed graph.
+// The counter needs no launch to set it: two words of any contents. The first cluster that meets
+// them sets the count, then the epoch, a number that no other call has. All clusters together take
+// as many tiles as there are and one more each; who takes the very last leaves another epoch
+// behind, for a replayed graph.
 #pragma once
 #include "scheduler.cuh"
 
@@ -79,8 +81,8 @@ struct tiles_to_load {
     __device__ __forceinline__ static bool is_first_lane() { return lane_of_warp() == 0; }
     __device__ __forceinline__ bool inside() const { return t < count; }
     __device__ __forceinline__ bool is_first() const { return number == 1; }
-    // Before the loads of a tile: the next one's number is under way meanwhile. The first tile does not wait
-    // for the counter.
+    // Before the loads of a tile: the next one's number is under way meanwhile. The first tile does
+    // not wait for the counter.
     __device__ __forceinline__ void look_ahead() {
         if (first_of_cluster() && !is_first() && is_first_lane()) taken = take_tile(counter);
     }

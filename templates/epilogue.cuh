@@ -8,7 +8,8 @@
 // the output's alignment allows it; nothing outside the output is touched. Which of the two is the
 // caller's choice, call by call. A sum into 16 bits takes the threads' way.
 //
-// One loop over the slabs serves all of it: only copying a slab's registers is spelled out for each.
+// One loop over the slabs serves all of it; only what reads a slab's registers is spelled out for
+// each, since registers have no index.
 #pragma once
 
 // A sum into a 16-bit output waits in shared memory as fp32.
@@ -179,8 +180,8 @@ __device__ __forceinline__ void finish(float *d, const scales &s, const output &
     }
 }
 
-// The warpgroup's accumulators to rows [first_row, first_row + 64 waves), columns [col, col + bn). `turn` is
-// the slab to use next, over the life of the warpgroup.
+// The warpgroup's accumulators to rows [first_row, first_row + 64 waves), columns [col, col + bn).
+// `turn` is the slab to use next, over the life of the warpgroup.
 __device__ __forceinline__ void write_out(float (&acc)[waves][accumulators], const scales &s,
                                           const output &out, const pipeline &p, int &turn,
                                           int first_row, int col) {

@@ -1,10 +1,10 @@
-// exchange.cuh - the flow for few tiles: the `slices` CTAs of a cluster multiply a tile together, each over
-// its part of the contraction, and exchange the partial tiles through each other's shared memory. Each then
-// adds up and stores its part of the tile, in the order of the slices: equal from run to run, and no memory
-// but the CTAs' own is needed.
+// exchange.cuh - the flow for few tiles: the `slices` CTAs of a cluster multiply a tile together,
+// each over its part of the contraction, and exchange the partial tiles through each other's shared
+// memory. Each then adds up and stores its part of the tile, in the order of the slices: equal from
+// run to run, and no memory but the CTAs' own is needed.
 //
-// A partial tile lies in shared memory as out does, so a swapped one is turned on its way there. Stores are
-// the threads', with any address and leading dim.
+// A partial tile lies in shared memory as out does, so a swapped one is turned on its way there.
+// Stores are the threads', with any address and leading dim.
 #pragma once
 
 static_assert(!pingpong && cluster == 1, "the CTAs of a cluster share a tile");

@@ -1,36 +1,37 @@
 // gemm_sm90.cu - op "gemm": out[rows,cols] = (a[rows,depth] b[cols,depth]^T) * scale_inv's (+ bias)
 // (+ out), FP8 operands with the contraction along their rows, for sm_90a.
 //
-// A persistent kernel of three or four warpgroups: one producer, which feeds a ring of shared-memory stages
-// by TMA, and two or three consumers. What they do from tile to tile is one of two flows:
+// A persistent kernel of three or four warpgroups: one producer, which feeds a ring of
+// shared-memory stages by TMA, and two or three consumers. What they do from tile to tile is one of
+// two flows:
 //   stream     many tiles; the way out of one is hidden under the next (stream.cuh, epilogue.cuh)
-//   exchange   few tiles; the CTAs of a cluster share a tile's contraction, and with swapped operands the
-//              tile is transposed, so that few rows of out fill it (exchange.cuh)
+//   exchange   few tiles; the CTAs of a cluster share a tile's contraction, and with swapped
+//              operands the tile is transposed, so that few rows of out fill it (exchange.cuh)
 //
-// The other pieces: ptx.cuh, tma.cuh (instructions), scheduler.cuh (order of tiles, ring), mainloop.cuh
-// (accumulation), output.cuh (scales, conversion, stores).
+// The other pieces: ptx.cuh, tma.cuh (instructions), scheduler.cuh (order of tiles, ring),
+// mainloop.cuh (accumulation), output.cuh (scales, conversion, stores).
 #include "scheduler.cuh"
 #include "tma.cuh"
 #include "vec.cuh"
 #include "wgmma.cuh"
 
-constexpr int bm = $bm, bn = $bn,
-              bk = 128; // tile in elements; bk is also 128 bytes, one swizzle row
+constexpr int bm = $bm, bn = $bn; // tile in elements
+constexpr int bk = 128;           // elements of K in a stage: 128 bytes, one swizzle row
 constexpr int stages = $stages;
 constexpr int cluster = $cluster;  // CTAs along the rows that share b
 constexpr int slices = $slices;    // CTAs of a cluster that share a tile's contraction
 constexpr bool swapped = $swapped; // the tile's rows are columns of out: it multiplies b a^T
 constexpr int group = $group;      // rows of clusters in a raster group
 constexpr bool pingpong = $pingpong;
-constexpr int partials =
-    $partials;                   // 0: fast accumulation; 1, 2: split, with that many partial sums
-constexpr int run = $run;        // blocks of K in a partial sum
-constexpr bool add = $add;       // out +=
-constexpr bool biased = $biased; // with a bias; a call may leave it out
+constexpr int partials = $partials; // partial sums of split accumulation; 0: fast
+constexpr int run = $run;           // blocks of K in a partial sum
+constexpr bool add = $add;          // out +=
+constexpr bool biased = $biased;    // with a bias; a call may leave it out
 // Whether scale_inv's are a vector, one for each row of a, of b.
 constexpr bool a_row_scaled = $a_row_scaled, b_row_scaled = $b_row_scaled;
 constexpr bool row_scaled = a_row_scaled || b_row_scaled;
-// Whether b's are a grid, one for 128 of its rows and 128 of K: they are applied to partial sums (mainloop.cuh).
+// Whether b's are a grid, one for 128 of its rows and 128 of K: they are applied to partial sums
+// (mainloop.cuh).
 constexpr bool b_tile_scaled = $b_tile_scaled;
 using out_t = $target;
 
@@ -60,8 +61,8 @@ static_assert(!pingpong || (partials == 0 && consumers == 2),
 
 //% local n = bn // 2
 //% local function comma(i) return i < n - 1 and "," or "" end
-// d (+)= a[64,128] b[bn,128]^T, in four steps of 32; a, b: matrix_descriptor; fresh: starts from zero. One
-// statement, since the compiler's time goes with the number of operands.
+// d (+)= a[64,128] b[bn,128]^T, in four steps of 32; a, b: matrix_descriptor; fresh: starts from
+// zero. One statement, since the compiler's time goes with the number of operands.
 // clang-format off
 __device__ __forceinline__ void multiply_block(float (&d)[$n], u32 a, u32 b, bool fresh) {
     asm volatile("{\n\t.reg .pred keep;\n\t.reg .b32 la, lb;\n\t.reg .b64 a, b;\n\t"
@@ -72,7 +73,8 @@ __device__ __forceinline__ void multiply_block(float (&d)[$n], u32 a, u32 b, boo
                  "add.u32 la, la, 2;\n\tadd.u32 lb, lb, 2;\n\t"
 //%     end
                  "mov.b64 a, {la, %$(n + 3)};\n\tmov.b64 b, {lb, %$(n + 3)};\n\t"
-                 "wgmma.mma_async.sync.aligned.m64n$(bn)k32.f32.$(swapped and b_format or a_format).$(swapped and a_format or b_format) {"
+                 "wgmma.mma_async.sync.aligned.m64n$(bn)k32.f32."
+                 "$(swapped and b_format or a_format).$(swapped and a_format or b_format) {"
 //%     for i = 0, n - 1 do
                  "%$i$(comma(i))"
 //%     end
@@ -94,8 +96,8 @@ constexpr int vectors_offset = tiles_offset + $(scheduler == "atomic" and 80 or 
 constexpr int out_offset = // tiles on their way out
     (vectors_offset + vectors_bytes * consumers + 1023) / 1024 * 1024;
 
-// The extents in tiles, computed once and kept in shared memory: over the main loop the accumulators
-// leave no register for them.
+// The extents in tiles, computed once and kept in shared memory: over the main loop the
+// accumulators leave no register for them.
 struct extents {
     int rows, cols, blocks; // clusters along the rows, tiles along the columns, blocks of K
     u32 inverse;            // raster

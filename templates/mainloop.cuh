@@ -5,7 +5,8 @@
 //   multiply_split  every 128 of K is summed apart and added in fp32 registers, since the tensor
 //                   core's own accumulator keeps only about 13 bits of fraction. With two partial
 //                   accumulators the next block multiplies while this one is added; with one, the
-//                   other warpgroups fill the gap. The first 128 are multiplied into the sum itself.
+//                   other warpgroups fill the gap. The first 128 are multiplied into the sum
+//                   itself.
 //   multiply_runs   the same every `run` blocks, for the accumulation intervals 256 and 512
 //
 // Where b has a scale for every 128 of K, split sums are multiplied by it, and by that of a, on
@@ -62,8 +63,8 @@ struct pipeline {
             if (lane < cluster && there) mbarrier_arrive_at(base + empty + 8 * stage, lane);
         }
     }
-    // pingpong: wait for this warpgroup's turn, and pass it on once the last block of K is under way: the
-    // other one's wgmma then queue behind it.
+    // pingpong: wait for this warpgroup's turn, and pass it on once the last block of K is under
+    // way: the other one's wgmma then queue behind it.
     __device__ __forceinline__ void take_turn() const {
         stumble();
         if (pingpong) named_barrier(turn_barrier + group, 256);

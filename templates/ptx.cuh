@@ -7,7 +7,7 @@ __device__ __forceinline__ u32 smem_address(const void *p) {
     return u32(__cvta_generic_to_shared(p));
 }
 
-// ---- mbarrier ------------------------------------------------------------------------------------
+// ---- mbarrier -----------------------------------------------------------------------------------
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
 }
@@ -40,7 +40,7 @@ template <int offset = 0> __device__ __forceinline__ void mbarrier_wait(u32 bar,
                  : "memory");
 }
 
-// ---- words in global memory ----------------------------------------------------------------------
+// ---- words in global memory ---------------------------------------------------------------------
 __device__ __forceinline__ u64 load_acquire(const u64 *p) {
     u64 v;
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_release(u64 *p, u64 v) {
     asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
-// ---- cluster -------------------------------------------------------------------------------------
+// ---- cluster ------------------------------------------------------------------------------------
 __device__ __forceinline__ u32 cluster_rank() {
     u32 r;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
@@ -73,7 +73,7 @@ __device__ __forceinline__ void cluster_sync() {
             : "memory");
 }
 
-// ---- warps ---------------------------------------------------------------------------------------
+// ---- warps --------------------------------------------------------------------------------------
 // Whether this lane is the one that a warp, all of whose lanes ask, leaves something to.
 __device__ __forceinline__ bool is_elected() {
     u32 yes;
@@ -104,9 +104,9 @@ __device__ __forceinline__ void let_next_kernel_start() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// ---- start of a kernel -----------------------------------------------------------------------------
-// Waits for what the previous kernel wrote, lets the next one come up, and says whether to do nothing at
-// all: `when` (may be NULL) is a word on the device, 0 = not this time.
+// ---- start of a kernel --------------------------------------------------------------------------
+// Waits for what the previous kernel wrote, lets the next one come up, and says whether to do
+// nothing at all: `when` (may be NULL) is a word on the device, 0 = not this time.
 __device__ __forceinline__ bool start_kernel(const u32 *when) {
     wait_for_previous_kernel();
     let_next_kernel_start();

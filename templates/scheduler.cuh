@@ -1,7 +1,8 @@
 // scheduler.cuh - which tile comes next, and which stage of the ring.
 //
-// Tiles of the output are visited in groups of `group` rows of clusters; inside a group down the rows
-// first, so that the clusters at work together share few rows of a and few of b, which L2 then holds.
+// Tiles of the output are visited in groups of `group` rows of clusters; inside a group down the
+// rows first, so that the clusters at work together share few rows of a and few of b, which L2 then
+// holds.
 #pragma once
 #include "types.cuh"
 

@@ -1,9 +1,9 @@
-// stream.cuh - the flow for many tiles: each CTA, or each consumer warpgroup, takes one tile after the other
-// and the producer runs ahead into the next one. Two schedules:
+// stream.cuh - the flow for many tiles: each CTA, or each consumer warpgroup, takes one tile after
+// the other and the producer runs ahead into the next one. Two schedules:
 //   cooperative   both consumers work on one tile, half of its rows each
 //   pingpong      each has a tile of its own; while one writes its tile out, the other multiplies
-// In a cluster of two CTAs the tiles lie one below the other and share b: each CTA loads half of it and
-// multicasts it to both, which saves a quarter to a third of what L2 must deliver.
+// In a cluster of two CTAs the tiles lie one below the other and share b: each CTA loads half of it
+// and multicasts it to both, which saves a quarter to a third of what L2 must deliver.
 #pragma once
 #include "epilogue.cuh"
 

@@ -42,8 +42,8 @@ template <bool backwards> struct tile_walk {
     u32 i, j; // how far it has come
 
     __device__ __forceinline__ tile_walk(i64 matrix_rows, i64 matrix_cols) {
-        rows = u32(ceil_div(matrix_rows, tile)), cols = u32(ceil_div(matrix_cols, tile));
         const u32 first = blockIdx.x, step = gridDim.x;
+        rows = u32(ceil_div(matrix_rows, tile)), cols = u32(ceil_div(matrix_cols, tile));
         step_rows = step / cols, step_cols = step - step_rows * cols;
         i = first / cols, j = first - i * cols;
     }

@@ -1,5 +1,5 @@
-// walk.cuh - the static order of tiles: each cluster takes every gridDim-th one. counter.cuh has the other way
-// to hand them out, with the same names.
+// walk.cuh - the static order of tiles: each cluster takes every gridDim-th one. counter.cuh has
+// the other way to hand them out, with the same names.
 #pragma once
 #include "scheduler.cuh"
 

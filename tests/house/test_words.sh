@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# No file of the product says that a part of it is not there yet, no line of C or Lua is longer than
-# 100 columns (templates are laid out by rules of their own); and a report of the long files.
+# No file of the product says that a part of it is not there yet, no line of C, Lua or a template is
+# longer than 100 columns; and a report of the long files.
 set -u
 status=0
 if grep -rnwEi 'TODO|FIXME|XXX|placeholders?|stubs?' gen templates runtime examples specs ||
@@ -8,8 +8,8 @@ if grep -rnwEi 'TODO|FIXME|XXX|placeholders?|stubs?' gen templates runtime examp
     echo "these words promise something that is not there"
     status=1
 fi
-mapfile -t sources < <(find gen runtime examples specs tests -type f \( -name '*.c' -o -name '*.h' -o \
-    -name '*.lua' \) ! -path 'tests/golden/expected/*' ! -path 'tests/bad_specs/*' ! -path 'tests/fuzz/*' \
+mapfile -t sources < <(find gen runtime templates examples specs tests -type f \( -name '*.c' -o -name '*.h' -o \
+    -name '*.cu' -o -name '*.cuh' -o -name '*.lua' \) ! -path 'tests/golden/expected/*' ! -path 'tests/bad_specs/*' ! -path 'tests/fuzz/*' \
     ! -name format_tables.h ! -name op_tables.h)
 if awk 'length($0) > 100 { print FILENAME ":" FNR ": " length($0) " columns"; n++ } END { exit !n }' \
     "${sources[@]}"; then
