@@ -111,7 +111,7 @@ def synchronize():
         torch.cuda.synchronize()
 
 
-def contest(functions, seconds=0.35, rounds=5):
+def contest(functions, seconds=0.35, rounds=15):
     """Median microseconds of each function, measured in turns."""
     counts, times = {}, {name: [] for name in functions}
     for name, function in functions.items():

@@ -23,7 +23,7 @@ _BF16 = torch.bfloat16
 _IO = (torch.bfloat16, torch.float32)  # what the runtime reads and writes
 _T, _O = abi.Tensor, abi.Operand
 
-# Words of the calls: FPROP_X is x->data, FPROP_X + 3 is x->ld.
+# Words of the calls: FPROP_X is x->data, FPROP_X_LD x->ld; of the others the ld is _LD behind data.
 _LD = _T.ld.offset // 8
 FPROP = Layout(abi.FpropArgs, x=_T, weight=_O, bias=_T, y=_T, saved=_O, w=_T)
 FPROP_X, FPROP_Y = FPROP.word("x", "data"), FPROP.word("y", "data")
