@@ -176,6 +176,7 @@ static void run(fp8_context *context, const fp8_layer *layer, const fp8_layer_in
         dw00 += (double)value_at(&dy, i, 0) * value_at(&x, i, 0);
     for (int64_t i = 0; i < m; ++i)
         dbias00 += value_at(&dy, i, 0);
+    printf("  (sums of one sign: with accumulation 'fast' y may come out some per cent low)\n");
     show(context, "y", &y, y00);
     show(context, "dx", &dx, dx00);
     show(context, "dw", &dw, dw00);

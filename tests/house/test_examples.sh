@@ -54,7 +54,7 @@ run fp8gen build examples/shard_scale.lua --arch none -o "$T/scales"
 run "$shard" "$T/scales" down 3
 expect_code 0
 expect_out_has "rank 2 of 3: 44 of the 300 rows of w"
-[ "$(grep -c "dw .* ok" "$out")" = 3 ] || fail "dw of three ranks expected"
+[ "$(grep -c "dw is .* ok" "$out")" = 3 ] || fail "dw of three ranks expected"
 run "$shard" "$T/scales" down 4
 expect_code 1
 expect_err_has "was built for fsdp = 3"

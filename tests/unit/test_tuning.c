@@ -183,8 +183,8 @@ static void test_configs(void **state)
     fp8gen_close(gen);
 }
 
-/* wgrad adds to dw and overwrites it with one configuration: it must serve both, and sums of 16 bits
- * leave as fp32 where they are added up. */
+/* wgrad adds to dw and overwrites it with one configuration: it must serve both, and sums of 16
+ * bits leave as fp32 where they are added up. */
 static void test_both_ways(void **state)
 {
     (void)state;
