@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "runtime/comm_local.h"
-#include "runtime/fp8_format.h"
+#include "runtime/host.h"
 
 /* ---- meetings ---- */
 
@@ -205,23 +205,6 @@ static void exchange(struct local *local, const struct visit *mine)
     }
 }
 
-static float load(const void *data, size_t index, fp8_dtype dtype)
-{
-    if (dtype == FP8_DTYPE_FP32)
-        return ((const float *)data)[index];
-    uint16_t half = ((const uint16_t *)data)[index];
-    return dtype == FP8_DTYPE_BF16 ? fp8_bf16_to_float(half) : fp8_fp16_to_float(half);
-}
-
-static void put(void *data, size_t index, fp8_dtype dtype, float value)
-{
-    if (dtype == FP8_DTYPE_FP32)
-        ((float *)data)[index] = value;
-    else
-        ((uint16_t *)data)[index] =
-            dtype == FP8_DTYPE_BF16 ? fp8_float_to_bf16(value) : fp8_float_to_fp16(value);
-}
-
 static void reduce(struct local *local, const struct visit *mine)
 {
     enum { PIECE = 1024 };
@@ -236,12 +219,15 @@ static void reduce(struct local *local, const struct visit *mine)
             for (int32_t rank = 0; rank < group->ranks; rank++) {
                 const void *send = group->seats[rank].visit->reduce[i].send;
                 for (size_t j = 0; j < count; j++) {
-                    float value = load(send, offset + at + j, part_->dtype);
+                    const int64_t index = (int64_t)(offset + at + j);
+                    float value =
+                        fp8_host_load(fp8_host_at(send, part_->dtype, 0, 0, index), part_->dtype);
                     sums[j] = rank == 0 ? value : sums[j] + value;
                 }
             }
             for (size_t j = 0; j < count; j++)
-                put(part_->recv, at + j, part_->dtype, sums[j] * share);
+                fp8_host_store(fp8_host_at(part_->recv, part_->dtype, 0, 0, (int64_t)(at + j)),
+                               part_->dtype, sums[j] * share);
         }
     }
 }

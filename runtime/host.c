@@ -40,14 +40,6 @@ struct store {
     fp8_semantics how;
 };
 
-static float load_float(const void *address, fp8_dtype dtype)
-{
-    if (dtype == FP8_DTYPE_FP32)
-        return *(const float *)address;
-    uint16_t half = *(const uint16_t *)address;
-    return dtype == FP8_DTYPE_BF16 ? fp8_bf16_to_float(half) : fp8_fp16_to_float(half);
-}
-
 /* The smaller of the two scales first. */
 static float store_scaled(const struct store *job, int64_t i, int64_t j, float value)
 {
@@ -55,15 +47,6 @@ static float store_scaled(const struct store *job, int64_t i, int64_t j, float v
         return value;
     float a = job->a_scales[i * job->a_step], b = job->b_scales[j * job->b_step];
     return a < b ? value * a * b : value * b * a;
-}
-
-static void store_float(void *address, fp8_dtype dtype, float value)
-{
-    if (dtype == FP8_DTYPE_FP32)
-        *(float *)address = value;
-    else
-        *(uint16_t *)address =
-            dtype == FP8_DTYPE_BF16 ? fp8_float_to_bf16(value) : fp8_float_to_fp16(value);
 }
 
 static void store_item(void *user, int64_t index)
@@ -74,14 +57,14 @@ static void store_item(void *user, int64_t index)
     int64_t last = fp8_min_i64(first + job->rows_per_item, job->rows);
     for (int64_t i = first; i < last; i++) {
         for (int64_t j = 0; j < job->cols; j++) {
-            float value = load_float(fp8_host_at(job->source, from, job->source_ld, i, j), from);
+            float value = fp8_host_load(fp8_host_at(job->source, from, job->source_ld, i, j), from);
             value = store_scaled(job, i, j, value);
             if (job->bias != NULL)
                 value += fp8_bf16_to_float(job->bias[j]);
             void *target = fp8_host_at(job->target, to, job->target_ld, i, j);
             if (job->how.accumulate)
-                value = load_float(target, to) + value;
-            store_float(target, to, value);
+                value = fp8_host_load(target, to) + value;
+            fp8_host_store(target, to, value);
         }
     }
 }
@@ -138,15 +121,16 @@ static void sum_item(void *user, int64_t row)
     for (int64_t j = 0; j < job->cols; j++) {
         const char *at = fp8_host_at(job->source, job->from, job->source_ld, row, j);
         void *target = fp8_host_at(job->target, job->to, job->target_ld, row, j);
-        float value = load_float(at, job->from);
+        float value = fp8_host_load(at, job->from);
         for (int64_t part = 1; part < job->parts; part++)
-            value += load_float(at + part * job->part_stride * element, job->from);
+            value += fp8_host_load(at + part * job->part_stride * element, job->from);
         value *= share;
         if (job->from == FP8_DTYPE_BF16)
             value = fp8_bf16_to_float(fp8_float_to_bf16(value));
         else if (job->from == FP8_DTYPE_FP16)
             value = fp8_fp16_to_float(fp8_float_to_fp16(value));
-        store_float(target, job->to, job->accumulate ? load_float(target, job->to) + value : value);
+        fp8_host_store(target, job->to,
+                       job->accumulate ? fp8_host_load(target, job->to) + value : value);
     }
 }
 

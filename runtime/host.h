@@ -14,6 +14,7 @@
 
 #include <stdint.h>
 
+#include "runtime/fp8_format.h"
 #include "runtime/ops.h"
 #include "runtime/parallel.h"
 
@@ -60,6 +61,24 @@ static inline void *fp8_host_at(const void *base, fp8_dtype dtype, int64_t ld, i
 {
     bool half = dtype == FP8_DTYPE_BF16 || dtype == FP8_DTYPE_FP16;
     return (char *)base + (size_t)(row * ld + col) * (dtype == FP8_DTYPE_FP32 ? 4 : half ? 2 : 1);
+}
+
+/* A number of bf16, fp16 or fp32. */
+static inline float fp8_host_load(const void *address, fp8_dtype dtype)
+{
+    if (dtype == FP8_DTYPE_FP32)
+        return *(const float *)address;
+    uint16_t half = *(const uint16_t *)address;
+    return dtype == FP8_DTYPE_BF16 ? fp8_bf16_to_float(half) : fp8_fp16_to_float(half);
+}
+
+static inline void fp8_host_store(void *address, fp8_dtype dtype, float value)
+{
+    if (dtype == FP8_DTYPE_FP32)
+        *(float *)address = value;
+    else
+        *(uint16_t *)address =
+            dtype == FP8_DTYPE_BF16 ? fp8_float_to_bf16(value) : fp8_float_to_fp16(value);
 }
 
 #endif
