@@ -140,6 +140,26 @@ static void an_entry_of_somebody_else_is_replaced(void **state)
     assert_int_equal(info.st_uid, 0);
 }
 
+/* A folder that everybody may write into, and a file that is a link to an equal one. */
+static void an_entry_that_others_can_change_is_replaced(void **state)
+{
+    (void)state;
+    char path[RIG_PATH], file[3 * RIG_PATH], moved[RIG_PATH];
+    jit(NULL, 1, path);
+    int compiled = rig_compiled("start");
+    assert_int_equal(chmod(rig_entry("kernels", "amax_bf16."), 0777), 0);
+    forget_bundles();
+    jit(NULL, 1, path);
+    assert_int_equal(rig_compiled("start"), compiled + 1);
+    snprintf(file, sizeof(file), "%s/kernel.cubin", rig_entry("kernels", "dequantize_tensor."));
+    snprintf(moved, sizeof(moved), "%s", rig_path("moved.cubin"));
+    assert_int_equal(rename(file, moved), 0);
+    assert_int_equal(symlink(moved, file), 0);
+    forget_bundles();
+    jit(NULL, 1, path);
+    assert_int_equal(rig_compiled("start"), compiled + 2);
+}
+
 /* Runs `child` with rig_logging as user nobody, where this is root; its exit code. */
 static int as_nobody(int (*child)(const fp8gen_jit_options *options))
 {
@@ -413,6 +433,7 @@ int main(int argc, char **argv)
         RIG_TEST(a_folder_that_is_read_only),
         RIG_TEST(a_folder_of_somebody_else),
         RIG_TEST(an_entry_of_somebody_else_is_replaced),
+        RIG_TEST(an_entry_that_others_can_change_is_replaced),
         RIG_TEST(what_cannot_be_read_is_not_called_damaged),
         RIG_TEST(an_empty_folder_of_templates_is_refused),
         RIG_TEST(a_full_disk),
