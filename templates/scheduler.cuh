@@ -22,7 +22,8 @@ struct raster {
         u32 inside = t - g * per_group;
         u32 height = min(u32(group), rows - g * group);
         u32 n = inside / group;
-        if (height < group) n = inside / height;
+        if (height < group) // the last group; volatile, so that the others do not divide
+            asm volatile("div.u32 %0, %1, %2;" : "=r"(n) : "r"(inside), "r"(height));
         return {int(g * group + (inside - n * height)), int(n)};
     }
 };
