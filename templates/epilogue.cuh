@@ -125,6 +125,19 @@ __device__ __forceinline__ void send_part(u32 part, const output &out, int row, 
     }
 }
 
+constexpr int boxes_of_tile = bm / warp_rows * (bn / slab_cols);
+
+// Asks L2 for boxes of what a tile is added to, from `first` on: they come from memory while the tile
+// is multiplied. [row, col]: of the tile.
+__device__ __forceinline__ void fetch_boxes(const output &out, int first, int count, int row,
+                                            int col) {
+    constexpr int across = bn / slab_cols;
+#pragma unroll 1
+    for (int i = first; i < min(first + count, boxes_of_tile); ++i) {
+        int r = row + i / across * warp_rows, c = col + i % across * slab_cols;
+        if (r < out.rows && c < out.cols) tma_prefetch(*out.map, c, r);
+    }
+}
 // What the columns of a tile have of their own waits in shared memory, for each warpgroup: the
 // bias, and with row_scaled the scales.
 constexpr bool has_vectors = biased || row_scaled;

@@ -28,7 +28,8 @@ __device__ __forceinline__ slice slice_of(const volatile extents &e) {
 
 // All threads of the producer's warpgroup go along, for the sake of the barriers.
 __device__ __forceinline__ void produce(const tensor_map &map_a, const tensor_map &map_b,
-                                        const volatile extents &e, u32 base, const tile_counter &) {
+                                        const output &, const volatile extents &e, u32 base,
+                                        const tile_counter &) {
     const raster tiles = tiles_of(e);
     const slice mine = slice_of(e);
     u32 full = base + barriers_offset, empty = full + 8 * stages;

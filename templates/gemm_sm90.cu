@@ -161,10 +161,11 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
         __syncthreads();
     let_next_kernel_start(); // its CTAs wait for room, then for the end of this kernel
 
+    const output o = {&map_out, out, out_ld, int(rows), int(cols), by_tma};
     if (threadIdx.x >= consumers * 128) {
         give_registers<$producer_registers>();
         const tensor_map &left = swapped ? map_b : map_a, &right = swapped ? map_a : map_b;
-        produce(left, right, e, base, counter);
+        produce(left, right, o, e, base, counter);
     } else {
         take_registers<$consumer_registers>();
         wait_for_previous_kernel();
@@ -175,7 +176,6 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
             float sa = __ldg(a_scales + 4), sb = __ldg(b_scales + 4);
             s.smaller = fminf(sa, sb), s.larger = fmaxf(sa, sb);
         }
-        output o = {&map_out, out, out_ld, int(rows), int(cols), by_tma};
         consume(o, s, e, base);
     }
     if (cluster > 1) cluster_sync(); // a neighbour may still arrive at this CTA's barriers

@@ -12,12 +12,13 @@ static_assert(slices == 1 && !swapped, "these belong to the exchange");
 // By one warp, which elects a thread for what is done once: so the compiler knows that the loops
 // are the same for all lanes.
 __device__ __forceinline__ void produce(const tensor_map &map_a, const tensor_map &map_b,
-                                        const volatile extents &e, u32 shared,
+                                        const output &out, const volatile extents &e, u32 shared,
                                         const tile_counter &counter) {
     if (uniform(thread() / 32) != consumers * 4) return;
     const raster tiles = tiles_of(e);
     const int blocks = uniform(whole_turns(e.blocks));
     const u32 base = uniform(shared), rank = cluster > 1 ? cluster_rank() : 0;
+    const int boxes = add && out.by_tma ? (boxes_of_tile + blocks - 1) / blocks : 0; // a block
     ring<stages> at;
     if (is_elected()) {
         prefetch(map_a);
@@ -45,6 +46,7 @@ __device__ __forceinline__ void produce(const tensor_map &map_a, const tensor_ma
                     tma_load_multicast(b + rank * part * bk, map_b, k * bk, col + rank * part, bar,
                                        u16((1 << cluster) - 1));
                 }
+                if (add) fetch_boxes(out, k * boxes, boxes, row, col);
             }
             at.next();
         }

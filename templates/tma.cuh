@@ -32,12 +32,20 @@ __device__ __forceinline__ void tma_store(const tensor_map &map, u32 source, int
         "r"(inner), "r"(outer), "r"(source)
         : "memory");
 }
+// What is added to is not needed again soon: the first to leave L2.
 __device__ __forceinline__ void tma_add(const tensor_map &map, u32 source, int inner, int outer) {
-    asm volatile(
-        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%1, %2}], [%3];" ::
-            "l"(&map),
-        "r"(inner), "r"(outer), "r"(source)
-        : "memory");
+    asm volatile("{\n\t.reg .b64 policy;\n\t"
+                 "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n\t"
+                 "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group.L2::cache_hint "
+                 "[%0, {%1, %2}], [%3], policy;\n\t}" ::"l"(&map),
+                 "r"(inner), "r"(outer), "r"(source)
+                 : "memory");
+}
+// Asks L2 for a box.
+__device__ __forceinline__ void tma_prefetch(const tensor_map &map, int inner, int outer) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map),
+                 "r"(inner), "r"(outer)
+                 : "memory");
 }
 __device__ __forceinline__ void tma_commit() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
