@@ -149,6 +149,11 @@ class Linear(unittest.TestCase):
             self.assertLess(
                 error(weight.main_grad, 1 + 2 * dw), 1e-6 if dtype.itemsize == 4 else 5e-3
             )
+        weight = leaf(w)
+        weight.main_grad = torch.ones(72, 40, device=DEVICE).t()  # refused: nothing is added
+        with self.assertRaisesRegex(RuntimeError, "side by side"):
+            fp8_linear(x, weight).sum().backward()
+        self.assertFalse(hasattr(weight, "grad_added_to_main_grad"))
 
     def test_saved_is_fp8(self):
         kept = []
@@ -282,6 +287,19 @@ class Versions(unittest.TestCase):
         y1.sum().backward()
         self.assertEqual(self.count, 1)
         self.assertLess(error(w.grad, torch.cat([x1, x2]).sum(0).expand(40, 72)), 0.09)
+
+    def test_bytes_of_graphs(self):
+        """What a graph writes at every replay is not given back when more copies are wanted."""
+        for captured in (False, True):
+            state, x, w = State(), randn(33, 72), leaf(randn(40, 72))
+            with torch.no_grad():
+                fp8_linear(x, w, None, state)
+            state._captured = captured  # as a capture leaves it
+            first = weakref.ref(state.kept.data)
+            fp8_linear(x, w, None, state).sum().backward()
+            fp8_linear(leaf(x), w, None, state).sum().backward()
+            gc.collect()
+            self.assertEqual(first() is not None, captured)
 
     def test_not_kept(self):
         state, x, w = State(keep=False), leaf(randn(33, 72)), leaf(randn(40, 72))

@@ -67,9 +67,10 @@ class _Linear(torch.autograd.Function):
         saved, weight = ctx.saved_tensors
         (state, site, main_grad), kept = ctx.call
         wants = ctx.needs_input_grad
+        grads = state.backward(site, dy, saved, weight, wants, main_grad, kept)
         if main_grad is not None and wants[1]:
             weight.grad_added_to_main_grad = True
-        return state.backward(site, dy, saved, weight, wants, main_grad, kept)
+        return grads
 
 
 _once = once(_Linear.backward)

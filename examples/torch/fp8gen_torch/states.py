@@ -179,6 +179,7 @@ class State:
         self._layers = {}  # by the weight's whole shape, dtype and device
         self.kept = None  # the Copies; one object, so that threads see all of it or nothing
         self._captured = False  # a graph has written the bytes: only graphs may trust them
+        self._of_graphs = []  # bytes that graphs write at every replay, but are kept no more
         self.kept_history = None  # of recipe "delayed", from the first call on
         self._saved_history = None  # loaded before that
 
@@ -457,6 +458,8 @@ class State:
                 if stream != kept.stream and not capturing:
                     _wait_for(kept.stream, plan.device)
                 return kept.data, kept.copies, kept.identity
+            if kept is not None and self._captured:
+                self._of_graphs.append(kept.data)
         return operand.empty(plan.n, plan.k, copies, plan.device, plan.w_scalings), copies, None
 
 
