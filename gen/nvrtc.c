@@ -20,6 +20,7 @@
 struct gen_nvrtc {
     struct fp8_dynlib library;
     char version[24];
+    bool has_cache; /* of its own */
     int32_t arch_count;
     int *archs; /* 90 for sm_90 and sm_90a */
     nvrtcResult (*version_of)(int *, int *);
@@ -59,6 +60,7 @@ static fp8gen_status read_version(struct fp8gen *gen, struct gen_nvrtc *nvrtc)
             "install a newer toolkit, or set FP8_NVRTC_PATH to its libnvrtc",
             "NVRTC %s (%s) is too old: %d.%d is the first that converts to FP8 on sm_90a",
             nvrtc->version, nvrtc->library.path, GEN_NVRTC_MAJOR_MIN, GEN_NVRTC_MINOR_MIN);
+    nvrtc->has_cache = major > 12 || (major == 12 && minor >= 9);
     return FP8GEN_OK;
 }
 
@@ -192,12 +194,15 @@ static void take_cubin(const struct gen_nvrtc *nvrtc, nvrtcProgram program, stru
         job->cubin_bytes = size;
 }
 
-/* Ends in NULL; the arch comes on top. */
+/* Ends in NULL; the arch and no_cache come on top. */
 static const char *const fixed_options[] = {
     "--std=c++17",          "--fmad=false",       "--ftz=false",
     "--prec-div=true",      "--prec-sqrt=true",   "--device-as-default-execution-space",
     "--generate-line-info", "--ptxas-options=-v", NULL,
 };
+/* Where a driver is, NVRTC 12.9 and newer keep what they compiled in the driver's cache. Ours is the
+ * only one: what is to be compiled anew is, and every log is that of a compilation. */
+static const char no_cache[] = "--no-cache";
 enum { OPTION_COUNT = sizeof(fixed_options) / sizeof(fixed_options[0]) };
 
 const char *const *gen_nvrtc_options(void)
@@ -210,8 +215,11 @@ static void compile_with(const struct gen_nvrtc *nvrtc, struct gen_job *job, con
 {
     char arch[64];
     snprintf(arch, sizeof(arch), "--gpu-architecture=%s", job->arch);
-    const char *options[OPTION_COUNT] = { arch };
+    const char *options[OPTION_COUNT + 1] = { arch };
     memcpy(options + 1, fixed_options, (OPTION_COUNT - 1) * sizeof(options[0]));
+    int option_count = OPTION_COUNT;
+    if (nvrtc->has_cache)
+        options[option_count++] = no_cache;
     int headers = job->sources->count - 1;
     for (int i = 0; i < headers; i++) {
         names[i] = job->sources->files[i + 1].name;
@@ -222,7 +230,7 @@ static void compile_with(const struct gen_nvrtc *nvrtc, struct gen_job *job, con
                                      headers, texts, names);
     if (job->result != NVRTC_SUCCESS)
         return;
-    job->result = (int)nvrtc->compile(program, OPTION_COUNT, options);
+    job->result = (int)nvrtc->compile(program, option_count, options);
     take_log(nvrtc, program, job);
     if (job->result == NVRTC_SUCCESS)
         take_cubin(nvrtc, program, job);
