@@ -1,7 +1,7 @@
 /*
  * jit.c - layers whose shapes are known only at run time: described, prepared, used.
  *
- *     jit [IN_FEATURES OUT_FEATURES MAX_TOKENS]...      (default: two layers of an MLP)
+ *     example_jit [IN_FEATURES OUT_FEATURES MAX_TOKENS]...      (default: two layers of an MLP)
  *
  * The context has a provider that builds what no bundle has; kernels and bundles stay in the cache,
  * so the second run of this program compiles nothing. Runs on GPU 0, or on the CPU where there is
