@@ -200,8 +200,8 @@ static fp8_status begin(fp8_comm *comm, enum fp8_collective kind, const char *la
     snprintf(comm->label, sizeof comm->label, "%s of %s", collective_names[kind],
              label && *label ? label : "a caller's own data");
     fp8_status status = fp8_comm_failure_locked(comm);
-    if (status ==
-        FP8_OK) /* under the lock, under which an abort that sticks fails its communicator */
+    /* under the lock, under which an abort that sticks fails its communicator */
+    if (status == FP8_OK)
         status = fp8_context_enter(comm->context, pushed);
     pthread_mutex_unlock(&comm->lock);
     return status;

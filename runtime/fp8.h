@@ -289,8 +289,8 @@ typedef struct fp8_device_info {
     uint64_t reserved[4];
 } fp8_device_info;
 
-/* info->size is set by the caller; else FP8_ERR_ARGUMENT, as with all structs that a query fills.
- *  */
+/* info->size is set by the caller; else FP8_ERR_ARGUMENT, as with all structs that a query
+ * fills. */
 FP8_API fp8_status fp8_context_info(const fp8_context *context, fp8_device_info *info);
 
 /* ---- bundle and layer ------------------------------------------------------------------------ */

@@ -229,8 +229,9 @@ FP8_API fp8_status fp8_comm_reduce_scatter(fp8_comm *comm, const fp8_reduce_part
 FP8_API fp8_status fp8_comm_all_reduce_max(fp8_comm *comm, float *values, size_t count,
                                            const char *label, fp8_stream stream);
 
-/* Whether everything is well so far: errors of NCCL, time. Never blocks. FP8_ERR_COMM,
- * FP8_ERR_TIMEOUT. */
+/* Whether everything is well so far: errors of NCCL, time. Waits for no work, but for another
+ * thread's call on this communicator, and 2 s at most for NCCL's abort where it finds a failure.
+ * FP8_ERR_COMM, FP8_ERR_TIMEOUT. */
 FP8_API fp8_status fp8_comm_poll(fp8_comm *comm);
 /* fp8_stream_synchronize for streams with collectives: returns with the error where that would
  * hang. */

@@ -1,14 +1,17 @@
 """Every recipe of a spec in fp8_linear: values, sizes, what is saved, the history of `delayed`."""
 
 import ctypes
+import threading
+import time
 import unittest
+import unittest.mock
 
 import torch
 import torch.nn.functional as F
 
 import rig
 from rig import DEVICE, error, randn
-from fp8gen_torch import Recipe, State, abi, advance_scales, fp8_linear, operand
+from fp8gen_torch import Recipe, State, abi, advance_scales, fp8_linear, operand, states
 
 RECIPES = ("current", "delayed", "rowwise", "rowwise_hp_wgrad", "block")
 SHAPE = (100, 136, 264)  # M, N, K
@@ -136,6 +139,27 @@ class Recipes(unittest.TestCase):
         optimizer.step()  # counts as a step of every history
         self.assertEqual(state.kept_history.running().tolist(), [-1.0] * 3)
         self.assertFalse(torch.equal(saved, state.save_history()))
+
+    def test_history_of_threads(self):
+        """Threads that use a new state at once share one history."""
+        x, w, _, _ = inputs(64, 128, 256)
+        made, make = [], states.History
+
+        def slowly(*rest):
+            made.append(make(*rest))
+            time.sleep(0.2)  # the others come meanwhile
+            return made[-1]
+
+        state = State(Recipe("delayed"))
+        fp8_linear(x, w, None, State(Recipe("delayed")))  # the layer is there
+        call = x.detach(), w, None, state
+        threads = [threading.Thread(target=fp8_linear, args=call) for _ in range(3)]
+        with unittest.mock.patch.object(states, "History", slowly):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(len(made), 1)
 
     def test_history_after_evaluation(self):
         """A weight that an evaluation quantises first still rolls in the next training step."""

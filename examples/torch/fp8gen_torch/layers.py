@@ -243,7 +243,11 @@ def layer_of(key, tokens):
     """The layer of `key` that takes at least `tokens`; made at the first use of a shape."""
     layer = _layers.get(key)
     if layer is None or layer.max_tokens < tokens:
-        layer = _layers[key] = Layer(context_of(key.device), key, _limit(tokens))
+        made = Layer(context_of(key.device), key, _limit(tokens))
+        with _lock:  # of threads that make one at once, all take the first
+            layer = _layers.get(key)
+            if layer is None or layer.max_tokens < tokens:
+                layer = _layers[key] = made
     return layer
 
 

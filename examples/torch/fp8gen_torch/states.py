@@ -252,10 +252,12 @@ class State:
             return plan.at()
         kept = self.kept_history
         if kept is None or kept.layer is not plan.layer:
-            with _taking:
-                saved = kept.save() if kept is not None else self._saved_history
-                self.kept_history = kept = History(plan.layer, saved)
-                _delayed[self.number] = self
+            with _taking:  # one for all threads: the last one to make it would end the others'
+                kept = self.kept_history
+                if kept is None or kept.layer is not plan.layer:
+                    saved = kept.save() if kept is not None else self._saved_history
+                    self.kept_history = kept = History(plan.layer, saved)
+                    _delayed[self.number] = self
         return plan.at(kept.handle, 0 if training else abi.CALL_EVALUATE)
 
     def save_history(self):
