@@ -200,8 +200,8 @@ static const char *const fixed_options[] = {
     "--prec-div=true",      "--prec-sqrt=true",   "--device-as-default-execution-space",
     "--generate-line-info", "--ptxas-options=-v", NULL,
 };
-/* Where a driver is, NVRTC 12.9 and newer keep what they compiled in the driver's cache. Ours is the
- * only one: what is to be compiled anew is, and every log is that of a compilation. */
+/* Where a driver is, NVRTC 12.9 and newer keep what they compiled in the driver's cache. Ours is
+ * the only one: what is to be compiled anew is, and every log is that of a compilation. */
 static const char no_cache[] = "--no-cache";
 enum { OPTION_COUNT = sizeof(fixed_options) / sizeof(fixed_options[0]) };
 

@@ -127,8 +127,8 @@ __device__ __forceinline__ void send_part(u32 part, const output &out, int row, 
 
 constexpr int boxes_of_tile = bm / warp_rows * (bn / slab_cols);
 
-// Asks L2 for boxes of what a tile is added to, from `first` on: they come from memory while the tile
-// is multiplied. [row, col]: of the tile.
+// Asks L2 for boxes of what a tile is added to, from `first` on: they come from memory while the
+// tile is multiplied. [row, col]: of the tile.
 __device__ __forceinline__ void fetch_boxes(const output &out, int first, int count, int row,
                                             int col) {
     constexpr int across = bn / slab_cols;
