@@ -51,6 +51,7 @@ __device__ __forceinline__ void produce(const tensor_map &map_a, const tensor_ma
             at.next();
         }
     }
+    __syncwarp(); // its lanes took unequal ways, and the cluster's barrier at the end is the warp's
 }
 
 __device__ __forceinline__ void consume(const output &out, const scales &s,
