@@ -178,17 +178,19 @@ end
 
 local START = 3.9e-6 -- s, from launch to the first multiplication
 local FIRST = 1.03e-6 -- s, latencies of a tile's way out
-local OUT = { narrow = 4.24e-11, wide = 1.31e-10, add = 1.66e-10 } -- s an element of a CTA's tile
+-- s an element of a CTA's tile: what is added finds its lines in L2, cuBLASLt's (`cold`) does not.
+local OUT = { narrow = 4.24e-11, wide = 1.31e-10, add = 1.1e-10, cold = 1.66e-10 }
 local PARKED = 0.85 -- share of the way out that shows where no slab is waited for
 local OVERLAPPED = 0.14 -- share of the way out that still shows under pingpong
 local EXCHANGE = 9.2e-7 -- s a slice, of the partial tiles through shared memory, and the barriers
 local ROOM = 16 -- of so many SMs one is left over by clusters of more than two CTAs
 local IDLE = 0.31 -- share of a block's time that goes when nearly all other SMs are idle
-local READ, WRITE = 5.50e12, 2.72e12 -- bytes/s of operands and output
+local READ = 5.50e12 -- bytes/s of operands
+local WRITE = { narrow = 2.72e12, wide = 2.72e12, add = 3.5e12, cold = 2.72e12 } -- of output
 -- FLOP/s of all SMs under the power limit; outputs that are read and written again cost power too.
 -- It sets in from the first to the second number of FLOPs.
 local SUSTAINED = { fast = 1.672e15, split = 1.490e15 }
-local SUSTAINED_ADD = 0.849
+local SUSTAINED_ADD = { add = 0.87, cold = 0.849 }
 local SHORT, LONG = 1.36e11, 2.98e11
 local SOFT = 9.2 -- how softly the two limits meet
 
@@ -197,19 +199,25 @@ local function kind_of(p) return p.accumulation == "fast" and "fast" or "split" 
 
 local function flops_of(p) return 2.0 * p.rows * p.cols * p.depth end
 
+-- The way out of a problem's output; `sums` is how what is added leaves.
+local function way_out(p, sums)
+    if p.add then return sums end
+    return SIZE[p.out] == 4 and "wide" or "narrow"
+end
+
 -- Seconds in which memory delivers the operands and takes the output.
-local function copy_seconds(p)
+local function copy_seconds(p, way)
     local out = SIZE[p.out] * (p.add and 2 or 1)
-    return (p.rows + p.cols) * p.depth / READ + p.rows * p.cols * out / WRITE
+    return (p.rows + p.cols) * p.depth / READ + p.rows * p.cols * out / WRITE[way]
 end
 
 -- Seconds of a problem that would take `free` if neither power nor memory limited it.
-local function limited(free, p, sustained)
+local function limited(free, p, sustained, way)
     local flops = flops_of(p)
-    local limit = flops / (sustained * (p.add and SUSTAINED_ADD or 1) * p.sms / M.SMS)
+    local limit = flops / (sustained * (SUSTAINED_ADD[way] or 1) * p.sms / M.SMS)
     local share = math.log(flops / SHORT) / math.log(LONG / SHORT)
     share = math.max(0, math.min(1, share))
-    return (free ^ SOFT + (share * limit) ^ SOFT + copy_seconds(p) ^ SOFT) ^ (1 / SOFT)
+    return (free ^ SOFT + (share * limit) ^ SOFT + copy_seconds(p, way) ^ SOFT) ^ (1 / SOFT)
 end
 
 -- Seconds of the blocks of one tile, `us` each when all SMs are at work.
@@ -227,16 +235,12 @@ local function waves_of(tile_rows, tile_cols, cluster, p)
     return waves, clusters / (waves * at_once), clusters
 end
 
-local function out_rate(p)
-    return OUT[p.add and "add" or SIZE[p.out] == 4 and "wide" or "narrow"]
-end
-
 -- Seconds that a tile takes on its way out; less of it shows where the whole tile finds room in the
 -- slabs.
-local function out_seconds(c, p)
+local function out_seconds(c, p, way)
     local tile = c.bm * c.bn
     local waiting = tile // (64 * c.consumers * M.slab_cols(p.out, p.add)) > c.slabs
-    return FIRST + tile * out_rate(p) * (waiting and 1 or PARKED)
+    return FIRST + tile * OUT[way] * (waiting and 1 or PARKED)
 end
 
 -- Predicted seconds of a configuration, waves of clusters, and how full they are (with edges of
@@ -246,7 +250,8 @@ function M.seconds(c, p)
     local ctas = c.cluster * c.slices
     local waves, busy = waves_of(rows, cols, ctas, p)
     local multiply = blocks_seconds(c.us, ceil_div(ceil_div(p.depth, 128), c.slices), busy)
-    local out = out_seconds(c, p)
+    local way = way_out(p, c.exchange and "cold" or "add")
+    local out = out_seconds(c, p, way)
     local total
     if c.exchange then
         total = waves * (multiply + EXCHANGE * c.slices + out / c.slices)
@@ -257,7 +262,7 @@ function M.seconds(c, p)
         total = waves * (multiply + out)
     end
     local full = p.rows * p.cols / (waves * math.max(1, p.sms // ctas) * rows * cols)
-    return START + limited(total, p, SUSTAINED[kind_of(p)]), waves, full
+    return START + limited(total, p, SUSTAINED[kind_of(p)], way), waves, full
 end
 
 -- What cuBLASLt's best algorithm takes: fitted in the same way, over the tiles that it has.
@@ -277,22 +282,22 @@ local LT_SLOWER = { tensor = 1, row = 1, block = 1.2, tile = 1.2, none = 1.85 }
 local STAGE_START = 3e-6
 local function stage_seconds(p)
     local out = SIZE[p.out] * (p.add and 2 or 1)
-    return STAGE_START + p.rows * p.cols * (8 + out) / WRITE
+    return STAGE_START + p.rows * p.cols * (8 + out) / WRITE.cold
 end
 
 function M.cublaslt_seconds(p)
-    local best = math.huge
+    local best, way = math.huge, way_out(p, "cold")
     for _, t in ipairs(LT_TILES) do
         local waves, busy = waves_of(t[1], t[2], 1, p)
         local us = p.accumulation ~= "fast" and t[3] * LT_SPLIT or t[3]
         local each = blocks_seconds(us, ceil_div(p.depth, 128), busy)
-        each = each + LT_OUT * t[1] * t[2] * out_rate(p)
+        each = each + LT_OUT * t[1] * t[2] * OUT[way]
         best = math.min(best, waves * each)
     end
     local slower = LT_SLOWER[p.scaling or "tensor"]
     local stage = p.scaling == "row" and stage_seconds(p) or 0
     local sustained = LT_SUSTAINED[kind_of(p)] / slower
-    return stage + LT_START[kind_of(p)] + limited(best * slower, p, sustained)
+    return stage + LT_START[kind_of(p)] + limited(best * slower, p, sustained, way)
 end
 
 function M.flops(p) return flops_of(p) end
