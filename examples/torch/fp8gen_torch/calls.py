@@ -220,17 +220,16 @@ class Plan:
         copies = copies or abi.ROW
         dy, ld = placed(dy, self.n)
         pool = self.pools[("quantize_dy", copies, dbias is None)]
-        prepared = (
-            pool.pop()
-            if pool
-            else self._make(
+        try:
+            prepared = pool.pop()
+        except IndexError:
+            prepared = self._make(
                 _QUANTIZE_DY,
                 {"copies": copies},
                 dy=_tensor(self.m, self.n, _BF16),
                 grad=self._empty(self.n, copies),
                 dbias=None if dbias is None else _tensor(1, self.n, torch.float32),
             )
-        )
         words = prepared[0]
         grad = operand.empty(self.m, self.n, copies, self.device, self.x_scalings)
         words[_QUANTIZE_DY_DY], words[_QUANTIZE_DY_DY + _LD] = dy.data_ptr(), ld
@@ -245,10 +244,10 @@ class Plan:
         """dw[N,K] of saved and of dy's operand, which has `copies`, or of dy itself."""
         pool = self.pools[("wgrad", copies, dw.dtype)]
         quantized = not self.saves_x
-        prepared = (
-            pool.pop()
-            if pool
-            else self._make(
+        try:
+            prepared = pool.pop()
+        except IndexError:
+            prepared = self._make(
                 _WGRAD,
                 saved=self._x() if quantized else None,
                 grad=self._dy(copies) if quantized else None,
@@ -256,7 +255,6 @@ class Plan:
                 x=None if quantized else _tensor(self.m, self.k, _BF16),
                 dy=None if quantized else _tensor(self.m, self.n, _BF16),
             )
-        )
         words = prepared[0]
         if quantized:
             saved = operand.aligned(saved)
@@ -273,16 +271,15 @@ class Plan:
         """Fills dx[..., K] of dy's operand, which has `copies`, and of weight = (bytes, copies)."""
         weight, w_copies = weight
         pool = self.pools[("dgrad", copies, w_copies)]
-        prepared = (
-            pool.pop()
-            if pool
-            else self._make(
+        try:
+            prepared = pool.pop()
+        except IndexError:
+            prepared = self._make(
                 _DGRAD,
                 grad=self._dy(copies),
                 weight=self.weight_struct(w_copies),
                 dx=_tensor(self.m, self.k, self.grad_input),
             )
-        )
         words = prepared[0]
         words[_DGRAD_GRAD], words[_DGRAD_WEIGHT] = grad.data_ptr(), weight.data_ptr()
         words[_DGRAD_DX] = dx.data_ptr()
@@ -296,16 +293,15 @@ def quantize_weight(plan, weight, copies, at, data=None):
     if data is None:
         data = operand.empty(plan.n, plan.k, copies, plan.device, plan.w_scalings)
     pool = plan.pools[("weight", copies)]
-    prepared = (
-        pool.pop()
-        if pool
-        else plan._make(
+    try:
+        prepared = pool.pop()
+    except IndexError:
+        prepared = plan._make(
             _QUANTIZE,
             {"role": abi.ROLE_W, "copies": copies},
             source=_tensor(plan.n, plan.k, source.dtype),
             operand=_operand(0, 0, plan.n, plan.k, copies, plan.w_scalings),
         )
-    )
     words = prepared[0]
     words[_QUANTIZE_SOURCE], words[_QUANTIZE_SOURCE + _LD] = source.data_ptr(), ld
     words[_QUANTIZE_TO] = data.data_ptr()

@@ -328,7 +328,10 @@ class State:
         # The call.
         kind = copies, save, source is not None
         pool = plan.pools[kind]
-        prepared = pool.pop() if pool else plan.prepare_fprop(*kind)
+        try:
+            prepared = pool.pop()
+        except IndexError:
+            prepared = plan.prepare_fprop(*kind)
         words, pointer = prepared
         words[FPROP_X], words[FPROP_X_LD] = x.data_ptr(), ld
         words[FPROP_Y], words[FPROP_WEIGHT] = y.data_ptr(), data.data_ptr()
@@ -392,7 +395,10 @@ class State:
             dy, ld = placed(dy, ld)
         # The call.
         pool = plan.pools[copies, wants, add]
-        prepared = pool.pop() if pool else plan.prepare_backward(copies, wants, add)
+        try:
+            prepared = pool.pop()
+        except IndexError:
+            prepared = plan.prepare_backward(copies, wants, add)
         words, pointer = prepared
         words[BACKWARD_DY], words[BACKWARD_DY_LD] = dy.data_ptr(), ld
         if want_dx:
