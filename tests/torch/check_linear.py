@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import itertools
+import threading
 import unittest
 import unittest.mock
 import weakref
@@ -20,6 +21,7 @@ from fp8gen_torch import (
     State,
     abi,
     fp8_linear,
+    layers,
     operand,
     prepare,
     shards,
@@ -318,6 +320,81 @@ class Versions(unittest.TestCase):
         del w
         gc.collect()
         self.assertIsNone(state())
+
+
+class Threads(unittest.TestCase):
+    """Threads on one stream, which share its workspace."""
+
+    def test_workspace(self):
+        """A C call has the scratch for itself from its first kernel to its last."""
+        w, dy = randn(128, 256), randn(96, 128, seed=9)
+        inputs = [(leaf(randn(96, 256, seed=i)), leaf(w), State()) for i in range(4)]
+        context = State().plan(inputs[0][0], w, None, w.dtype, w.dtype).context
+        stream = context.stream()
+        held = context.workspaces.get(stream)  # None on the host, where each thread has its own
+        context.workspaces[stream] = context.workspace(stream, False, 1 << 22)
+        results = [[] for _ in inputs]
+
+        def work(x, w, state, out):
+            for _ in range(40):
+                y = fp8_linear(x, w, None, state)
+                out.append((y.detach(), *torch.autograd.grad(y, (x, w), dy)))
+
+        try:
+            threads = [
+                threading.Thread(target=work, args=(*call, out))
+                for call, out in zip(inputs, results)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            del context.workspaces[stream]
+            if held is not None:
+                context.workspaces[stream] = held
+        for (x, w, _), out in zip(inputs, results):
+            y = fp8_linear(x, w, None, State())
+            wanted = y, *torch.autograd.grad(y, (x, w), dy)
+            self.assertEqual(len(out), 40)
+            for got in out:
+                self.assertTrue(all(map(torch.equal, got, wanted)))
+
+    def test_lock(self):
+        """Every way to the runtime holds the lock of the workspace that it passes."""
+        lock = unittest.mock.MagicMock()
+        x, w = leaf(randn(33, 72)), leaf(randn(40, 72))
+        state = State()
+        plan = state.plan(x, w, None, x.dtype, w.dtype)
+        at, find = plan.at(), layers.Context.workspace
+        grad = plan.quantize_dy(randn(33, 40), abi.BOTH, None, at)
+        data = quantize_weight(plan, w, abi.BOTH, at)
+        ways = {
+            "forward": lambda: fp8_linear(x, w, None, state),
+            "quantize_dy": lambda: plan.quantize_dy(randn(33, 40), abi.BOTH, None, at),
+            "dgrad": lambda: plan.dgrad(grad, abi.BOTH, (data, abi.BOTH), plan.new_dx((33,)), at),
+            "weight": lambda: quantize_weight(plan, w, abi.BOTH, at),
+            "run": lambda: shards.dequantize(plan, data, abi.BOTH, at),
+        }
+
+        def shared(*call):
+            found = find(*call)
+            plan.workspaces.clear()  # so that the next one asks
+            return *found[:3], lock
+
+        held = dict(plan.workspaces)
+        plan.workspaces.clear()
+        with unittest.mock.patch.object(layers.Context, "workspace", shared):
+            for name, way in ways.items():
+                lock.reset_mock()
+                way()
+                lock.__enter__.assert_called_once()
+                lock.__exit__.assert_called_once()
+            y = fp8_linear(x, w, None, state)
+            lock.reset_mock()
+            y.sum().backward()
+            lock.__enter__.assert_called_once()
+        plan.workspaces.update(held)
 
 
 class Prepared(unittest.TestCase):

@@ -154,10 +154,12 @@ class Plan:
         """A call whose args struct is made for it, and which reads no state of delayed scaling."""
         call, (stream, capturing, _, _) = args.call, at
         size = self.workspace_bytes
-        memory, call.workspace, _ = self.context.workspace(stream, capturing, size)
+        _memory, call.workspace, _, lock = self.context.workspace(stream, capturing, size)
         call.stream = stream
         call.workspace_bytes = size
-        abi.check(function(self.handle, args))
+        with lock:
+            status = function(self.handle, args)
+        abi.check(status)
 
     def _run(self, function, prepared, first, at):
         """A prepared call; its fp8_call begins at word `first`. at: as State.at gives it."""
@@ -166,7 +168,8 @@ class Plan:
         held = self.context.workspace(stream, capturing, self.workspace_bytes)
         words[first], words[first + 2], words[first + 3] = held[1], stream, flags << 32
         words[first + 4] = state
-        status = function(self.handle, pointer)
+        with held[3]:
+            status = function(self.handle, pointer)
         if status:
             abi.check(status)
 

@@ -178,8 +178,9 @@ class Context:
         return self.stream(), self.capturing(), state, flags
 
     def workspace(self, stream, capturing, size):
-        """(owner, address, bytes) of scratch for one call on `stream`; a graph under capture gets
-        memory of its own pool."""
+        """(owner, address, bytes, lock) of scratch for one call on `stream`; a graph under capture
+        gets memory of its own pool. The lock is held over the C call: it runs without the GIL, and
+        the kernels of two threads on one stream must not take turns in its scratch."""
         if self.index == abi.HOST:
             stream = threading.get_ident()  # the host backend runs on the calling thread
         held = None if capturing else self.workspaces.get(stream)
@@ -187,7 +188,7 @@ class Context:
             if not capturing:
                 self.workspaces[stream] = None
             memory = torch.empty(size, dtype=torch.uint8, device=self.device)
-            held = memory, memory.data_ptr(), size
+            held = memory, memory.data_ptr(), size, threading.Lock()
             if not capturing:
                 self.workspaces[stream] = held
         return held

@@ -352,7 +352,8 @@ class State:
             held = plan.context.workspace(stream, capturing, plan.workspace_bytes)
         words[FPROP_CALL], words[FPROP_CALL + 2] = held[1], stream
         words[FPROP_CALL + 3], words[FPROP_CALL + 4] = flags << 32, state
-        status = _runtime.fp8_layer_fprop(plan.handle, pointer)
+        with held[3]:
+            status = _runtime.fp8_layer_fprop(plan.handle, pointer)
         pool.append(prepared)
         if status:
             abi.check(status)
@@ -424,7 +425,8 @@ class State:
         words[BACKWARD_GRAD] = (start + plan.workspace_bytes + 255) & -256
         words[BACKWARD_CALL], words[BACKWARD_CALL + 2] = start, stream
         words[BACKWARD_CALL + 3], words[BACKWARD_CALL + 4] = flags << 32, state
-        status = _runtime.fp8_layer_backward(plan.handle, pointer)
+        with held[3]:
+            status = _runtime.fp8_layer_backward(plan.handle, pointer)
         pool.append(prepared)
         if status:
             abi.check(status)
