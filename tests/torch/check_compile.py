@@ -49,11 +49,11 @@ class Operators(unittest.TestCase):
         tests = ("test_schema", "test_autograd_registration", "test_faketensor")
         torch.library.opcheck(
             module._linear_op,
-            (x, w, b, None, state.number, torch.bfloat16, torch.bfloat16, True, True),
+            (x, w, b, None, state.number, torch.bfloat16, torch.bfloat16, 7),
             test_utils=tests,
         )
         saved = module._linear_op(
-            x, w, b, None, state.number, torch.bfloat16, torch.bfloat16, True, True
+            x, w, b, None, state.number, torch.bfloat16, torch.bfloat16, 7
         )[1].detach()
         like = (torch.bfloat16, torch.bfloat16, torch.bfloat16, True)
         for want in range(1, 8):

@@ -303,6 +303,22 @@ class Versions(unittest.TestCase):
             gc.collect()
             self.assertEqual(first() is not None, captured)
 
+    def test_copies_of_the_call(self):
+        """Backward is given the copies that its forward read, whatever has come since."""
+        x, w, dy = leaf(randn(33, 72)), leaf(randn(40, 72)), randn(33, 40, seed=9)
+        other, state = leaf(randn(40, 72, seed=5)), State()
+        wanted = both(x, w, None)
+
+        class Meanwhile(State):  # another thread has come when forward returns
+            def forward(self, *call):
+                result = super().forward(*call)
+                if call[2] is w:
+                    fp8_linear(x, other, None, self)
+                return result
+
+        fp8_linear(x, w, None, Meanwhile()).backward(dy)
+        self.assertTrue(torch.equal(x.grad, wanted[1]))
+
     def test_not_kept(self):
         state, x, w = State(keep=False), leaf(randn(33, 72)), leaf(randn(40, 72))
         wanted = both(x, w, None)

@@ -140,6 +140,29 @@ class Recipes(unittest.TestCase):
         self.assertEqual(state.kept_history.running().tolist(), [-1.0] * 3)
         self.assertFalse(torch.equal(saved, state.save_history()))
 
+    def test_only_the_bias(self):
+        """A step of which only the bias is trained is told to the history, x, w and dy alike."""
+        x, w, b, dy = inputs(64, 128, 256)
+        x, w = x.detach(), w.detach()
+        for trained, mode in ((True, None), (True, "eager"), (True, "aot_eager"), (False, None)):
+            state = State(Recipe("delayed"))
+
+            def step(x, b):
+                return fp8_linear(x, w, b, state)
+
+            function = torch.compile(step, backend=mode) if mode else step
+            y = function(x, b if trained else b.detach())
+            amaxes = [t.abs().max().item() for t in (x, w)]
+            self.assertEqual(
+                state.kept_history.running().tolist(),
+                [*amaxes, -1.0] if trained else [-1.0] * 3,
+                mode,
+            )
+            if trained:
+                y.backward(dy)
+                noted = state.kept_history.running().tolist()
+                self.assertEqual(noted, [*amaxes, dy.abs().max().item()], mode)
+
     def test_history_of_threads(self):
         """Threads that use a new state at once share one history."""
         x, w, _, _ = inputs(64, 128, 256)

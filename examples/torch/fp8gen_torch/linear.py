@@ -54,10 +54,9 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, call):
         state, site, _ = call
-        want_dx, want_dw, _, _ = ctx.needs_input_grad
-        y, saved = state.forward(site, x, weight, bias, want_dw, want_dx)
+        y, saved, kept = state.forward(site, x, weight, bias, ctx.needs_input_grad)
         ctx.save_for_backward(saved, weight)
-        ctx.call = call, state.kept
+        ctx.call = call, kept
         return y
 
     @staticmethod
@@ -83,6 +82,11 @@ _apply = super(torch.autograd.Function, _Linear).apply
 # ---- operators for what traces -------------------------------------------------------------------
 
 
+def _wants(want):
+    """As ctx.needs_input_grad has it, of the operators' bits: gradients of x 1, weight 2, bias 4."""
+    return bool(want & 1), bool(want & 2), bool(want & 4), False
+
+
 @torch.library.custom_op("fp8gen::linear", mutates_args=())
 def _linear_op(
     x: Tensor,
@@ -92,20 +96,20 @@ def _linear_op(
     state: int,
     y_dtype: torch.dtype,
     dw_dtype: torch.dtype,
-    save: bool,
-    want_dx: bool,
+    want: int,
 ) -> Tuple[Tensor, Tensor]:
     state = State.by_number(state)
     site = state.site(x, weight, bias, y_dtype, dw_dtype)
-    y, saved = state.forward(site, x, weight, bias, save, want_dx)
+    y, saved, _ = state.forward(site, x, weight, bias, _wants(want))
     if saved is None:
         return y, x.new_empty(0, dtype=torch.uint8)
     return y, saved.clone() if site.plan.saves_x else saved  # it gives nothing that it was given
 
 
 @_linear_op.register_fake
-def _(x, weight, bias, main_grad, state, y_dtype, dw_dtype, save, want_dx):
+def _(x, weight, bias, main_grad, state, y_dtype, dw_dtype, want):
     n, k = weight.shape
+    save = want & 2
     tokens = x.numel() // k
     scalings = State.by_number(state).recipe.scalings(abi.ROLE_X)
     y = x.new_empty(*x.shape[:-1], n, dtype=y_dtype)
@@ -116,13 +120,12 @@ def _(x, weight, bias, main_grad, state, y_dtype, dw_dtype, save, want_dx):
 
 
 def _backward_op(dy, saved, weight, main_grad, state, x_dtype, y_dtype, dw_dtype, has_bias, want):
-    wants = bool(want & 1), bool(want & 2), bool(want & 4), False
     state = State.by_number(state)
     dtypes = x_dtype, y_dtype, dw_dtype, torch.float32 if has_bias else None
     m = dy.numel() // dy.shape[-1]
     plan = state.plan_of(m, dy.device, weight.shape, weight.dtype, dtypes)
     site = Site(plan, dy.shape[:-1], dtypes)
-    dx, dw, dbias, _ = state.backward(site, dy, saved, weight, wants, main_grad, None)
+    dx, dw, dbias, _ = state.backward(site, dy, saved, weight, _wants(want), main_grad, None)
     none = dy.new_empty(0)
     return [none.clone() if t is None else t for t in (dx, dw, dbias)]
 
@@ -187,7 +190,7 @@ def _(dy, saved, weight, main_grad, state, x_dtype, y_dtype, dw_dtype, has_bias,
 
 
 def _setup(ctx, inputs, output):
-    x, weight, bias, main_grad, state, y_dtype, dw_dtype, _, _ = inputs
+    x, weight, bias, main_grad, state, y_dtype, dw_dtype, _ = inputs
     saved = output[1]
     ctx.mark_non_differentiable(saved)
     ctx.save_for_backward(saved, weight)
@@ -209,7 +212,6 @@ def _op_backward(ctx, dy, _):
         dx if want_dx else None,
         dw if want_dw else None,
         dbias.to(ctx.bias_dtype) if want_dbias else None,
-        None,
         None,
         None,
         None,
@@ -270,9 +272,11 @@ def fp8_linear(x, weight, bias=None, state=None):
         site = state.sites.get(look) or state.site(x, weight, bias, y_dtype, dw_dtype)
     if site is None:
         check(x, weight, bias)
-        dtypes, grad = (y_dtype, dw_dtype), _grad_enabled()
-        wants = grad and weight.requires_grad, grad and x.requires_grad
-        return _linear_op(x, weight, bias, main_grad, state.number, *dtypes, *wants)[0]
+        want, dtypes = 0, (y_dtype, dw_dtype)
+        if _grad_enabled():
+            want = x.requires_grad * 1 + weight.requires_grad * 2
+            want += (bias is not None and bias.requires_grad) * 4
+        return _linear_op(x, weight, bias, main_grad, state.number, *dtypes, want)[0]
     if _grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
@@ -282,7 +286,7 @@ def fp8_linear(x, weight, bias=None, state=None):
                 "torch.autograd"
             )
         return _apply(x, weight, bias, (state, site, main_grad))
-    return state.forward(site, x, weight, bias, False, False)[0]
+    return state.forward(site, x, weight, bias, (False, False, False))[0]
 
 
 class Fp8Linear(torch.nn.Linear):

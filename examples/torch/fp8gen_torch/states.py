@@ -189,7 +189,7 @@ class State:
     @staticmethod
     def by_number(number):
         """The living state of this number, or None."""
-        return _states.get(number)
+        return _states.get(int(number))  # a symbol where torch.compile has met several
 
     def plan(self, x, weight, bias, y_dtype, dw_dtype):
         """The checked Plan of a call."""
@@ -288,14 +288,15 @@ class State:
             _wait_for(kept.stream, weight.device)
         return kept
 
-    def forward(self, site, x, weight, bias, save, want_dx):
-        """(y, what backward needs or None) of one call; without any gradient wanted it is an
-        evaluation. The weight is quantised in the same C call when it has changed. What backward
-        needs: the bytes of x's transposed copy, or x where the recipe has none.
+    def forward(self, site, x, weight, bias, wants):
+        """(y, saved or None, the weight's kept Copies or None) of one call. wants: which gradients,
+        of x, weight and bias; of none: an evaluation. saved: for backward, the bytes of x's
+        transposed copy, or x where the recipe has none. The weight is quantised in the same C call
+        when it has changed.
         """
-        plan, source, saved = site.plan, None, None
-        delayed = self._is_delayed
-        at = self.at(plan, save or want_dx) if delayed else (plan.stream(), plan.capturing(), 0, 0)
+        plan, source, saved, kept = site.plan, None, None, None
+        delayed, want_dx, save = self._is_delayed, wants[0], wants[1]
+        at = self.at(plan, True in wants) if delayed else (plan.stream(), plan.capturing(), 0, 0)
         # The weight's bytes.
         if type(weight) not in _PLAIN and hasattr(weight, "fp8_operand"):
             data, copies = weight.fp8_operand(plan, abi.ROW, at)
@@ -359,8 +360,9 @@ class State:
             abi.check(status)
         if source is not None and self.keep:
             self._captured = self._captured or capturing
-            self.kept = Copies(data, copies, plan.place, Identity(weight, identity), at)
-        return (y if site.cast_y is None else y.to(site.cast_y)), saved
+            kept = Copies(data, copies, plan.place, Identity(weight, identity), at)
+            self.kept = kept
+        return (y if site.cast_y is None else y.to(site.cast_y)), saved, kept
 
     def backward(self, site, dy, saved, weight, wants, main_grad, kept):
         """(dx, dw, dbias, None), each None if not in `wants`, a tuple as long; dw is added to

@@ -213,15 +213,15 @@ class _WeightParallel(torch.autograd.Function):
             )
         site = state.site_of_shard(x, weight, bias, y_dtype, main_grad)
         plan = site.plan
-        at = state.at(plan, any(ctx.needs_input_grad))
+        wants = ctx.needs_input_grad
+        at = state.at(plan, True in wants)
         full = _Full(*_gathered(plan, state, weight, (communicator, module), abi.ROW, at))
         if bias is not None:
             ctx.bias_dtype = bias.dtype
             bias = communicator.weight_hook(
                 bias.detach(), async_op=False, module=module, is_bias=True
             )[:n]
-        want_dx, want_dw = ctx.needs_input_grad[:2]
-        y, saved = state.forward(site, x, full, bias, want_dw, want_dx)
+        y, saved, _ = state.forward(site, x, full, bias, wants)
         y = _hooked(communicator, "output_hook", y)
         ctx.save_for_backward(saved, weight)
         ctx.plan, ctx.state, ctx.communicator, ctx.module = plan, state, communicator, module
