@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/fp8.h"
-#include "runtime/fp8_device.h"
+#include <fp8.h>
+#include <fp8_device.h>
 
 /* Stops at the first failed call and says what the library says. */
 #define CHECK(call)                                                                                \

@@ -10,10 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "gen/fp8gen.h"
-#include "runtime/fp8.h"
-#include "runtime/fp8_device.h"
-#include "runtime/fp8_jit.h"
+#include <fp8.h>
+#include <fp8_device.h>
+#include <fp8_jit.h>
+#include <fp8gen.h>
 
 enum { MAX_LAYERS = 16 };
 

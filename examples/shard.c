@@ -16,9 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/fp8.h"
-#include "runtime/fp8_device.h"
-#include "runtime/fp8_model.h"
+#include <fp8.h>
+#include <fp8_device.h>
+#include <fp8_model.h>
 
 #define CHECK(call)                                                                                \
     do {                                                                                           \
