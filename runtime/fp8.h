@@ -68,7 +68,7 @@ extern "C" {
     X(FP8_ERR_BUNDLE, 9, "bundle", "rebuild the bundle with this version of fp8gen")               \
     X(FP8_ERR_ARCH, 10, "arch", "rebuild the bundle with --arch for this GPU")                     \
     X(FP8_ERR_NOT_FOUND, 11, "not found", "use one of the names that the message lists")           \
-    X(FP8_ERR_LIBRARY, 12, "library", "install the library or set the variable the message names") \
+    X(FP8_ERR_LIBRARY, 12, "library", "install the library, or set the variable if one is named")  \
     X(FP8_ERR_DEVICE, 13, "device", "run on a machine with a supported NVIDIA GPU")                \
     X(FP8_ERR_MEMORY, 14, "memory", "free memory and call again")                                  \
     X(FP8_ERR_CUDA, 15, "cuda", "read the driver's message; an earlier kernel may be at fault")    \

@@ -309,9 +309,11 @@ void bench_print_header(const struct bench *bench, const char *what)
     fflush(stdout);
 }
 
-int bench_open_gpu(struct bench *bench)
+int bench_open_gpu(struct bench *bench, const char *command)
 {
-    int code = cli_device_open("cuda", &bench->device);
+    char what[32];
+    snprintf(what, sizeof what, "'%s'", command);
+    int code = cli_device_open("cuda", what, &bench->device);
     return code ? code : push_context(bench);
 }
 
@@ -320,7 +322,9 @@ int bench_open(struct bench *bench, const char *what, const char *fields)
     static const char *const columns[] = { "case",      "recipe", "pass",       ">M",
                                            ">N",        ">K",     ">value",     "unit",
                                            ">baseline", ">ratio", "baseline is" };
-    int code = bench_open_gpu(bench);
+    char command[32];
+    snprintf(command, sizeof command, "bench %s", what);
+    int code = bench_open_gpu(bench, command);
     if (!code)
         code = open_bundle(bench, fields);
     if (!code && !bench->values->json && !(bench->table = cli_table_create(columns, 11))) {

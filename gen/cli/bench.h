@@ -48,8 +48,8 @@ struct bench {
 
 /* Reads --shape M,N,K..., or takes the given ones. dims: numbers in a shape (2 or 3). */
 int bench_read_shapes(struct bench *bench, int dims, const struct bench_shape *standard, int count);
-/* Opens the GPU and makes its context current. */
-int bench_open_gpu(struct bench *bench);
+/* Opens the GPU and makes its context current. command: "bench gemm", ..., for the refusal. */
+int bench_open_gpu(struct bench *bench, const char *command);
 /* What stands before the rows. */
 void bench_print_header(const struct bench *bench, const char *what);
 /* Opens the GPU, builds and opens a bundle of one layer per shape and recipe (`fields`: more fields

@@ -474,7 +474,7 @@ static int open_all(struct gemm_bench *b)
     b->set = (struct gemm_set){ &b->bench, b->layers, b->layer_count, NULL, 0 };
     int code = gemm_set_choose(&b->set, b->bench.values->candidates, true, wanted);
     if (!code)
-        code = bench_open_gpu(&b->bench);
+        code = bench_open_gpu(&b->bench, "bench gemm");
     if (!code)
         code = gemm_set_build(&b->set);
     if (!code)

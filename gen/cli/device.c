@@ -62,12 +62,36 @@ static int choose_arch(struct cli_device *device)
     return CLI_MACHINE;
 }
 
-int cli_device_open(const char *choice, struct cli_device *device)
+/* Whether it failed because there is no GPU, and not for what is beside it (cuBLASLt). */
+static bool is_without_gpu(fp8_status status)
 {
-    return cli_device_open_at(choice, 0, 0, device);
+    return status == FP8_ERR_DEVICE ||
+           (status == FP8_ERR_LIBRARY &&
+            fp8_library_symbol(FP8_LIBRARY_CUDA, NULL, NULL, NULL) != FP8_OK);
 }
 
-int cli_device_open_at(const char *choice, int ordinal, int threads, struct cli_device *device)
+static int refused(fp8_status status, const char *what)
+{
+    if (is_without_gpu(status)) {
+        const char *sentence = fp8_last_error();
+        const char *end = strstr(sentence, "; searched:"); /* doctor has the whole sentence */
+        cli_error("%s needs a CUDA device, and this machine has none: %.*s", what,
+                  (int)(end ? end - sentence : (long)strlen(sentence)), sentence);
+        cli_hint(CLI_WITHOUT_GPU);
+    } else if (cli_fp8_failed(status, "opening the device") != CLI_MACHINE) {
+        return CLI_BUG;
+    }
+    cli_hint("'fp8gen doctor' says what this machine has and how to get the rest");
+    return CLI_MACHINE;
+}
+
+int cli_device_open(const char *choice, const char *what, struct cli_device *device)
+{
+    return cli_device_open_at(choice, what, 0, 0, device);
+}
+
+int cli_device_open_at(const char *choice, const char *what, int ordinal, int threads,
+                       struct cli_device *device)
 {
     bool automatic = strcmp(choice, "auto") == 0;
     memset(device, 0, sizeof *device);
@@ -77,12 +101,8 @@ int cli_device_open_at(const char *choice, int ordinal, int threads, struct cli_
         cli_note("running on the host: no usable GPU ('fp8gen doctor' says what is missing)");
         status = create(device, FP8_DEVICE_HOST, threads);
     }
-    if (status) {
-        int failed = cli_fp8_failed(status, "opening the device");
-        if (failed == CLI_MACHINE)
-            cli_hint("'fp8gen doctor' says what this machine has and how to get the rest");
-        return failed;
-    }
+    if (status)
+        return refused(status, what);
     device->info.size = sizeof device->info;
     int code = CLI_DONE;
     status = fp8_context_info(device->context, &device->info);

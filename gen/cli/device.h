@@ -14,10 +14,16 @@ struct cli_device {
     const char *arch; /* for fp8gen_build: "sm_90a", or "none" on the host */
 };
 
-/* choice is "host", "cuda" or "auto" (CUDA if there is one; says on stderr why not). */
-int cli_device_open(const char *choice, struct cli_device *device);
+#define CLI_WITHOUT_GPU                                                                            \
+    "without one, check, plan, expand, 'build --arch none', 'run --device host' and "              \
+    "'bench shard --device host' work"
+
+/* choice is "host", "cuda" or "auto" (CUDA if there is one; says on stderr why not); what: who
+ * needs the device, for the refusal where there is none ("'bench layer'"). */
+int cli_device_open(const char *choice, const char *what, struct cli_device *device);
 /* The GPU of this ordinal; on the host so many threads for its work (0: all cores). */
-int cli_device_open_at(const char *choice, int ordinal, int threads, struct cli_device *device);
+int cli_device_open_at(const char *choice, const char *what, int ordinal, int threads,
+                       struct cli_device *device);
 void cli_device_close(struct cli_device *device);
 int cli_device_synchronize(const struct cli_device *device);
 

@@ -189,8 +189,8 @@ static int run(const void *values, int count, char **operands)
     if (!faults.count)
         printf("\nAll is there: bundles are built with kernels and run on the GPU.\n");
     else
-        printf("\nWithout these: check, plan, expand, 'build --arch none' and 'run --device host' "
-               "work.\n");
+        printf("\nWithout these: check, plan, expand, 'build --arch none', 'run --device host' and "
+               "'bench shard --device host' work.\n");
     return faults.count ? CLI_MACHINE : CLI_DONE;
 }
 

@@ -87,7 +87,7 @@ int cli_ranks_open(const char *choice, int ranks, double timeout, struct cli_ran
     int threads = all->here < cli_cores() ? cli_cores() / all->here : 1;
     if (host && strcmp(choice, "auto") == 0)
         cli_note("running on the host: no usable GPU ('fp8gen doctor' says what is missing)");
-    return cli_device_open_at(all->device, all->ordinal, threads, &all->lead);
+    return cli_device_open_at(all->device, "a rank", all->ordinal, threads, &all->lead);
 }
 
 void cli_ranks_close(struct cli_ranks *all)
@@ -131,7 +131,7 @@ static int open_rank(struct crew *crew, struct cli_rank *rank)
     if (at == 0)
         rank->device = all->lead;
     else
-        code = cli_device_open_at(all->device, all->ordinal + at, threads, &rank->device);
+        code = cli_device_open_at(all->device, "a rank", all->ordinal + at, threads, &rank->device);
     if (code)
         return code;
     fp8_status status = fp8_bundle_open(rank->device.context, crew->path, &rank->bundle);

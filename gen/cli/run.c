@@ -286,7 +286,7 @@ static int run_layers(struct session *s)
 static int open_session(struct session *s, fp8gen *gen)
 {
     const struct values *v = s->values;
-    int code = cli_device_open(v->device ? v->device : "auto", &s->device);
+    int code = cli_device_open(v->device ? v->device : "auto", "--device cuda", &s->device);
     if (!code)
         code = cli_device_bundle(&s->device, gen, &s->bundle);
     if (code)
@@ -328,7 +328,7 @@ static int close_session(struct session *s, int code)
 static int report(const struct values *v)
 {
     struct cli_device device;
-    int code = cli_device_open(v->device ? v->device : "auto", &device);
+    int code = cli_device_open(v->device ? v->device : "auto", "--device cuda", &device);
     if (!code)
         code = run_accuracy(&device, v->template_dir, (uint64_t)v->seed, v->json);
     cli_progress_end();

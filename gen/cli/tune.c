@@ -351,7 +351,9 @@ static int open_all(struct tuner *t)
     t->set = (struct gemm_set){ &t->bench, t->plan.layers, t->plan.layer_count, NULL, 0 };
     int code = gemm_set_choose(&t->set, t->values->candidates, false, wanted);
     if (!code)
-        code = bench_open_gpu(&t->bench);
+        code = bench_open_gpu(&t->bench, "tune");
+    if (!code)
+        tune_plan_notes(&t->plan);
     if (!code)
         code = gemm_set_build(&t->set);
     for (int i = 0; !code && i < 2; i++) {

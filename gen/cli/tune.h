@@ -34,6 +34,7 @@ struct tune_plan {
     int layer_count;
     struct tune_entry *entries;
     int count;
+    json_t *notes; /* what is not measured, and why: sentences */
 };
 
 /* tune_plan.c: reads the GEMMs of a plan, each once. only: NULL or the name of a layer; tokens:
@@ -41,6 +42,8 @@ struct tune_plan {
  * range). */
 int tune_plan_read(struct tune_plan *plan, const json_t *json, const char *only,
                    const int64_t *tokens, int count);
+/* Says what is not measured, and why. */
+void tune_plan_notes(const struct tune_plan *plan);
 void tune_plan_destroy(struct tune_plan *plan);
 double tune_flops(const struct tune_plan *plan, const struct tune_entry *entry);
 

@@ -6,6 +6,7 @@
  * name, count or bias share their GEMMs; a range that reaches further in another layer grows.
  */
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,18 @@ static fp8_dtype dtype_of(const char *name)
             return (fp8_dtype)i;
     }
     return FP8_DTYPE_NONE;
+}
+
+__attribute__((format(printf, 2, 3))) static int add_note(struct tune_plan *plan,
+                                                          const char *format, ...)
+{
+    va_list arguments;
+    if (!plan->notes)
+        plan->notes = json_array();
+    va_start(arguments, format);
+    int failed = json_array_append_new(plan->notes, json_vsprintf(format, arguments));
+    va_end(arguments);
+    return failed ? no_memory() : CLI_DONE;
 }
 
 /* ---- layers ---------------------------------------------------------------------------------- */
@@ -125,9 +138,9 @@ static int read_step(struct reader *r, const json_t *record, int layer, fp8_pass
     size_t index;
     json_t *range;
     if (strcmp(accumulation, "fast") != 0 && strcmp(accumulation, "split") != 0) {
-        cli_note("layer '%s', %s: not measured, tuning knows no interval of accumulation",
-                 plan_text(record, "name"), fp8_pass_name(pass));
-        return CLI_DONE;
+        return add_note(r->plan,
+                        "layer '%s', %s: not measured, tuning knows no interval of accumulation",
+                        plan_text(record, "name"), fp8_pass_name(pass));
     }
     json_array_foreach(json_object_get(step, "dispatch"), index, range)
     {
@@ -179,9 +192,10 @@ static int read_layers(struct reader *r, const json_t *layers, const char *only)
             continue;
         found = true;
         if (!is_tunable(record)) {
-            cli_note("layer '%s' has nothing to tune: its products are not of FP8 with one scale a "
-                     "tensor",
-                     plan_text(record, "name"));
+            code = add_note(r->plan,
+                            "layer '%s' has nothing to tune: its products are not of FP8 with one "
+                            "scale a tensor",
+                            plan_text(record, "name"));
             continue;
         }
         code = add_layer(r->plan, record, &place);
@@ -202,14 +216,23 @@ int tune_plan_read(struct tune_plan *plan, const json_t *json, const char *only,
         return CLI_USAGE;
     }
     if (!code && plan->count == 0) {
+        tune_plan_notes(plan);
         cli_error("the spec has no GEMM that can be tuned");
         return CLI_USAGE;
     }
     return code;
 }
 
+void tune_plan_notes(const struct tune_plan *plan)
+{
+    size_t index;
+    json_t *note;
+    json_array_foreach(plan->notes, index, note) cli_note("%s", json_string_value(note));
+}
+
 void tune_plan_destroy(struct tune_plan *plan)
 {
+    json_decref(plan->notes);
     for (int i = 0; i < plan->count; i++) {
         json_decref(plan->entries[i].config);
         free(plan->entries[i].measured);

@@ -63,7 +63,23 @@ expect_code 0
 case_of "run on a GPU says that libcuda is missing"
 run bare run $spec --device cuda --tokens 16
 expect_code 3
-expect_err_has libcuda
+expect_err_has "--device cuda needs a CUDA device, and this machine has none: libcuda"
+expect_err_has "'run --device host'"
+
+case_of "so do the commands that need a GPU, before anything else"
+spec_with_none=$T/none.lua
+cat >"$spec_with_none" <<'EOF'
+return model "m" { tokens = 16, layers = {
+    linear "a" { in_features = 64, out_features = 64 },
+    linear "b" { in_features = 64, out_features = 64, recipe = recipe.block {} } } }
+EOF
+for command in "bench layer" "bench gemm" "bench quantize" "bench host" "tune $spec_with_none -o $T/t"; do
+    run bare $command
+    expect_code 3
+    expect_err_has "' needs a CUDA device, and this machine has none: libcuda (the NVIDIA driver) was not found"
+    expect_err_lacks "nothing to tune"
+    expect_err_lacks "set the variable"
+done
 
 case_of "doctor lists what is missing"
 run bare doctor
