@@ -419,15 +419,14 @@ static int run_spec(const struct values *v, const char *path)
     if (code)
         return code;
     code = check_plan(gen, path, v, &ranks);
-    const bool alone = ranks == 1 && (!v->fsdp || v->dump); /* a dump is of one rank's passes */
-    if (!code && !alone) {
+    if (!code && ranks > 1) {
         code = run_sharded(v, gen, ranks);
         fp8gen_close(gen);
         return code;
     }
     if (!code && v->timeout) {
         cli_error("--timeout is of collectives between ranks, and there is one rank");
-        cli_hint("leave it out, or give --fsdp F");
+        cli_hint("leave it out, or give --fsdp F with F above 1");
         code = CLI_USAGE;
     }
     if (!code)
@@ -474,13 +473,14 @@ const struct cli_command cli_run_command = {
         "On the host the spec's tokens are cut so that a large model takes seconds; --tokens "
         "is not.\n"
         "\n"
-        "With --fsdp F, or a mesh in the spec, F ranks share the weights: threads of this "
+        "With --fsdp F above 1, or a mesh in the spec, F ranks share the weights: threads of this "
         "process on the host, with a GPU each where there are as many; or, started by "
         "torchrun, mpirun or srun, this process is one of them. Two steps of two "
         "micro-batches run over all layers, with other weights in the second, and are "
         "compared with the unsharded layer: gathered bytes and scales, y and dx bit for bit, "
         "dw and dbias within the roundings of a sum over the ranks. With --shrink the last "
-        "rank's second micro-batch is empty.",
+        "rank's second micro-batch is empty. --fsdp 1 is the run of one rank: every pass, as "
+        "without a mesh.",
     .min_operands = 0,
     .max_operands = 1,
     .options = options,

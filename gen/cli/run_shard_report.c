@@ -138,11 +138,11 @@ int shard_report_finish(struct shard_report *report)
     char pool[32];
     if (!report->json && report->rows) {
         cli_table_print(report->table, 0);
-        printf("%s on %s: %d rank%s (%s), %d layer%s, %d steps of %d micro-batches, the model's "
+        printf("%s on %s: %d ranks (%s), %d layer%s, %d steps of %d micro-batches, the model's "
                "pool %s a rank, %s%d failed%s\n",
-               report->model, report->device, report->ranks, report->ranks == 1 ? "" : "s",
-               report->how, report->rows, report->rows == 1 ? "" : "s", SHARD_STEPS,
-               SHARD_MICRO_BATCHES, cli_format_bytes(pool, (double)report->pool_bytes),
+               report->model, report->device, report->ranks, report->how, report->rows,
+               report->rows == 1 ? "" : "s", SHARD_STEPS, SHARD_MICRO_BATCHES,
+               cli_format_bytes(pool, (double)report->pool_bytes),
                cli_style_on(failures ? CLI_RED : CLI_GREEN), failures, cli_style_off());
     }
     cli_table_destroy(report->table);

@@ -101,7 +101,7 @@ expect_code 0
 for mesh in 1 2; do expect_out_has "fsdp $mesh "; done
 run fp8gen run "$T/shared.lua" --fsdp 1 --device host
 expect_code 0
-expect_out_has "1 rank (threads)"
+expect_out_has "m on host: 6 passes, 0 failed"
 
 case_of "a group of more parts than one call of a gather takes"
 {

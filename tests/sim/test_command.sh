@@ -50,9 +50,12 @@ expect_code 0
 expect_out_has "50 rows, uneven"
 expect_out_has " 1 row "
 expect_out_has "2 ranks (threads), 2 layers, "
-run fp8gen run "$T/few.lua" --fsdp 1 --device host --layer two
+run fp8gen run "$T/few.lua" --fsdp 2 --device host --layer two
 expect_code 0
-expect_out_has "1 rank (threads), 1 layer, "
+expect_out_has "2 ranks (threads), 1 layer, "
+run fp8gen run "$T/few.lua" --fsdp 1 --device host --layer two # of one rank: every pass
+expect_code 0
+expect_out_has "few on host: 6 passes, 0 failed"
 
 case_of "one layer alone; nothing is left behind"
 run fp8gen run $spec --fsdp 2 --device host --layer gate --tokens 3
