@@ -7,9 +7,12 @@
  * from disk again.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "runtime/internal.h"
 
@@ -60,7 +63,7 @@ void fp8_arena_release(struct fp8_arena *arena)
 
 /* ---- files ---- */
 
-static const long file_limit = 1L << 30;
+static const off_t file_limit = (off_t)1 << 30;
 
 static char *join(const char *folder, const char *name)
 {
@@ -71,20 +74,24 @@ static char *join(const char *folder, const char *name)
     return path;
 }
 
-static fp8_status read_open_file(FILE *file, const char *path, char **data, size_t *size)
+static fp8_status read_open_file(int file, const char *path, char **data, size_t *size)
 {
-    long length = -1;
-    if (fseek(file, 0, SEEK_END) == 0)
-        length = ftell(file);
-    if (length < 0 || length > file_limit || fseek(file, 0, SEEK_SET) != 0)
+    struct stat info;
+    if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size > file_limit)
         return fp8_fail(FP8_ERR_BUNDLE, "%s is no readable file of a bundle", path);
-    *data = fp8_allocate((size_t)length + 1);
+    const size_t length = (size_t)info.st_size;
+    *data = fp8_allocate(length + 1);
     if (!*data)
-        return fp8_fail_memory(path, (size_t)length + 1);
-    *size = fread(*data, 1, (size_t)length, file);
-    if (*size != (size_t)length)
-        return fp8_fail(FP8_ERR_BUNDLE, "%s could be read up to byte %zu of %ld only", path, *size,
-                        length);
+        return fp8_fail_memory(path, length + 1);
+    for (*size = 0; *size < length;) {
+        const ssize_t n = read(file, *data + *size, length - *size);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return fp8_fail(FP8_ERR_BUNDLE, "%s could be read up to byte %zu of %zu only", path,
+                            *size, length);
+        *size += (size_t)n;
+    }
     return FP8_OK;
 }
 
@@ -92,12 +99,13 @@ static fp8_status read_open_file(FILE *file, const char *path, char **data, size
 static fp8_status read_file(const char *path, char **data, size_t *size)
 {
     *data = NULL;
-    FILE *file = fopen(path, "rb");
-    if (!file)
+    /* Opening a FIFO without a writer must not hang; regular files do not care. */
+    const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (file < 0)
         return fp8_fail(FP8_ERR_BUNDLE, "%s cannot be opened: %s; is this the folder of a bundle?",
                         path, strerror(errno));
     fp8_status status = read_open_file(file, path, data, size);
-    fclose(file);
+    close(file);
     return status;
 }
 

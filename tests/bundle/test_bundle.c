@@ -102,6 +102,10 @@ static void wrong_calls(void **state)
     mkdir(path, 0700);
     EXPECT_REFUSED(FP8_ERR_BUNDLE, FP8_BUNDLE_MANIFEST, fp8_bundle_open(host, folder, &bundle));
     rmdir(path);
+    assert_int_equal(mkfifo(path, 0600), 0); /* which nobody writes */
+    EXPECT_REFUSED(FP8_ERR_BUNDLE, FP8_BUNDLE_MANIFEST " is no readable file",
+                   fp8_bundle_open(host, folder, &bundle));
+    unlink(path);
 }
 
 /* One change of the manifest, sealed again, and what the sentence must say. NULL value: removed. */
