@@ -169,7 +169,7 @@ static fp8_status check_apart(const fp8_comm *comm, enum fp8_collective kind, co
     if (!m->many || !m->one)
         return fp8_fail(FP8_ERR_ARGUMENT, "%s of %s: %s of part %zu is NULL, but it has %zu bytes",
                         call, what, m->many ? m->one_name : m->many_name, index, m->bytes);
-    if (__builtin_mul_overflow(m->bytes, (size_t)comm->ranks, &all))
+    if (__builtin_mul_overflow(m->bytes, (size_t)comm->ranks, &all) || all > PTRDIFF_MAX)
         return fp8_fail(
             FP8_ERR_ARGUMENT,
             "%s of %s: part %zu has %zu bytes for each of %d ranks, more than memory has", call,

@@ -211,9 +211,27 @@ static void overlap_body(struct rank *rank)
         for (int i = 0; i < COUNT; i++)
             rank_check(rank, memory[at + i] == (float)((rank->rank + 1) * rank->ranks));
     }
-    const fp8_gather_part huge = { memory, memory + all, SIZE_MAX };
-    rank_check(rank, fp8_comm_all_gather(rank->comm, &huge, 1, "w", NULL) == FP8_ERR_ARGUMENT);
-    rank_check(rank, says("more than memory has", NULL));
+}
+
+/* Bytes that no memory has, for one rank as for several. */
+static void huge_body(struct rank *rank)
+{
+    float memory[2] = { 0 };
+    for (int half = 0; half < 2; half++) {
+        const size_t bytes = half ? (size_t)PTRDIFF_MAX + 1 : SIZE_MAX;
+        const fp8_gather_part gather = { memory, memory + 1, bytes };
+        const fp8_exchange_part exchange = { memory, memory + 1, bytes };
+        const fp8_reduce_part sum = { memory, memory + 1, bytes / 4, FP8_DTYPE_FP32, 0 };
+        rank_check(rank,
+                   fp8_comm_all_gather(rank->comm, &gather, 1, "w", NULL) == FP8_ERR_ARGUMENT);
+        rank_check(rank, says("more than memory has", NULL));
+        rank_check(rank,
+                   fp8_comm_all_to_all(rank->comm, &exchange, 1, "w", NULL) == FP8_ERR_ARGUMENT);
+        rank_check(rank, says("more than memory has", NULL));
+        rank_check(rank,
+                   fp8_comm_reduce_scatter(rank->comm, &sum, 1, "w", NULL) == FP8_ERR_ARGUMENT);
+        rank_check(rank, says("more than memory has", NULL));
+    }
 }
 
 static void test_refused(void **state)
@@ -221,6 +239,8 @@ static void test_refused(void **state)
     (void)state;
     ranks_run(2, 20, refuse_body, NULL);
     ranks_run(3, 20, overlap_body, NULL);
+    ranks_run(1, 20, huge_body, NULL);
+    ranks_run(2, 20, huge_body, NULL);
 }
 
 static void max_body(struct rank *rank)
