@@ -25,12 +25,12 @@ static fp8_status fail(struct nccl *nccl, fp8_status status, const char *what)
     if (comm->failed != FP8_OK)
         return fp8_comm_failure_locked(comm);
     if (comm->is_owned && nccl->handle)
-        fp8_nccl_abort(nccl, nccl->handle, ABORT_SECONDS);
+        fp8_nccl_abort(nccl, ABORT_SECONDS);
     if (!comm->is_owned)
         more = "; the communicator is the caller's, who must abort it so that its streams go on";
     else if (fp8_context_is_stuck(comm->context))
-        more = "; NCCL's abort does not end, for a copy engine waits: end this process, which "
-               "frees it";
+        more = "; NCCL's abort has not ended and holds the device: other work on it delays that, "
+               "or a copy engine that waits for ever: then end this process, which frees it";
     nccl->handle = comm->is_owned ? NULL : nccl->handle;
     snprintf(why, sizeof why, "rank %d of %d ('%s'): %s%s", comm->rank, comm->ranks, comm->name,
              what, more);
@@ -57,6 +57,14 @@ static fp8_status fail_late(struct nccl *nccl, const char *what)
              "collectives",
              what, nccl->comm.timeout);
     return fail(nccl, FP8_ERR_TIMEOUT, text);
+}
+
+/* The program's own wish. */
+static fp8_status fail_given_up(struct nccl *nccl, const char *what, const char *why)
+{
+    char text[FP8_COMM_SENTENCE];
+    snprintf(text, sizeof text, "gave up after %s: %.300s", what, why);
+    return fail(nccl, FP8_ERR_COMM, text);
 }
 
 /* A call on a non-blocking communicator may still be under way when it returns: a thread of NCCL's
@@ -95,10 +103,10 @@ fp8_status fp8_nccl_end_call(struct nccl *nccl, const char *what)
 {
     if (atomic_exchange(&nccl->calling, 0) != FP8_NCCL_TAKEN)
         return FP8_OK;
-    pthread_mutex_lock(&nccl->watch_lock); /* the watcher holds it until then */
+    pthread_mutex_lock(&nccl->watch_lock); /* who took it holds it until then */
     nccl->handle = NULL;
     pthread_mutex_unlock(&nccl->watch_lock);
-    return fail_late(nccl, what);
+    return *nccl->why ? fail_given_up(nccl, what, nccl->why) : fail_late(nccl, what);
 }
 
 /* ---- what is under way; the lock is held, the context entered ---- */
@@ -172,9 +180,20 @@ static fp8_status remember(struct nccl *nccl, fp8_stream stream)
     return FP8_OK;
 }
 
-/* Between calls: a look at what is under way. In a call that does not come back: the end of it,
- * if the communicator is ours and the same call has it still. False: there is nothing left to
- * watch. */
+/* The end of a call that has lasted so long, if the communicator is ours and the same call, which
+ * began at `since`, has it still; watch_lock is held. why: "" if it is late. */
+static bool take(struct nccl *nccl, int64_t since, double seconds, const char *why)
+{
+    if (since <= 0 || !nccl->comm.is_owned || fp8_clock() - (double)since * 1e-6 <= seconds ||
+        !atomic_compare_exchange_strong(&nccl->calling, &since, FP8_NCCL_TAKEN))
+        return false;
+    snprintf(nccl->why, sizeof nccl->why, "%s", why);
+    fp8_nccl_abort(nccl, ABORT_SECONDS);
+    return true;
+}
+
+/* Between calls: a look at what is under way. In a call that does not come back: the end of it.
+ * False: there is nothing left to watch. */
 static bool look(struct nccl *nccl)
 {
     int64_t since = atomic_load(&nccl->calling);
@@ -184,12 +203,7 @@ static bool look(struct nccl *nccl)
         pthread_mutex_unlock(&nccl->comm.lock);
         return true;
     }
-    if (since == 0 || !nccl->comm.is_owned ||
-        fp8_clock() - (double)since * 1e-6 <= nccl->comm.timeout ||
-        !atomic_compare_exchange_strong(&nccl->calling, &since, FP8_NCCL_TAKEN))
-        return true;
-    fp8_nccl_abort(nccl, nccl->handle, ABORT_SECONDS);
-    return false;
+    return since != FP8_NCCL_TAKEN && !take(nccl, since, nccl->comm.timeout, "");
 }
 
 void *fp8_nccl_watch(void *user)
@@ -382,14 +396,30 @@ static fp8_status nccl_wait(fp8_comm *comm, fp8_stream stream)
     }
 }
 
+/* The communicator's lock, or false: another thread's call had it, and is ended. A call that is
+ * about to return keeps the handle. */
+static bool lock_or_take(struct nccl *nccl, const char *why)
+{
+    static const double patience = 0.1;
+    while (pthread_mutex_trylock(&nccl->comm.lock) != 0) {
+        pthread_mutex_lock(&nccl->watch_lock);
+        const int64_t since = atomic_load(&nccl->calling);
+        const bool is_taken = since == FP8_NCCL_TAKEN || take(nccl, since, patience, why);
+        pthread_mutex_unlock(&nccl->watch_lock);
+        if (is_taken)
+            return false;
+        fp8_sleep(1e-3);
+    }
+    return true;
+}
+
 static void nccl_abort(fp8_comm *comm, const char *why)
 {
-    char text[FP8_COMM_SENTENCE];
     struct fp8_uncaptured entered;
-    pthread_mutex_lock(&comm->lock);
+    if (!lock_or_take((struct nccl *)comm, why))
+        return;
     const bool may_enter = fp8_release_enter(comm->context, &entered); /* it fails in any case */
-    snprintf(text, sizeof text, "gave up after %s: %.300s", comm->label, why);
-    (void)fail((struct nccl *)comm, FP8_ERR_COMM, text);
+    (void)fail_given_up((struct nccl *)comm, comm->label, why);
     if (may_enter)
         fp8_uncaptured_leave(comm->context, &entered);
     pthread_mutex_unlock(&comm->lock);

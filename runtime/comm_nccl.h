@@ -16,6 +16,7 @@ enum {
     COPY_ENGINE_VERSION = 22800,
     NVLS_MODE_VERSION = 23100,
     ABORT_SECONDS = 2,
+    WHY = 301,
     FP8_NCCL_TAKEN = -1
 };
 
@@ -47,12 +48,14 @@ struct nccl {
     bool is_blocking; /* calls launch before they return; else a thread of NCCL's does, in 30 us */
     /* Whose the handle is: 0, that of whoever holds the communicator's lock; since when it has been
      * with a call of NCCL's (microseconds on the clock), after which it is the caller's again; or
-     * FP8_NCCL_TAKEN: the watcher has it for good, and aborts it. */
+     * FP8_NCCL_TAKEN: who has set this, under watch_lock, has it for good, and aborts it. */
     _Atomic int64_t calling;
+    char why[WHY];         /* of who took it: the program's, or "" for the watcher; watch_lock */
+    struct ending *ending; /* what an abort needs; who has the handle has it. NULL: aborted */
     pthread_t watcher;
     bool watching;
     bool stop;
-    /* over stop and a look: a call that hangs holds the communicator's */
+    /* over stop, a look and an abort that takes: a call that hangs holds the communicator's */
     pthread_mutex_t watch_lock;
     pthread_cond_t stopping;
 };
@@ -62,15 +65,20 @@ extern const struct fp8_transport fp8_nccl_transport;
 /* A call on a non-blocking communicator may still be under way when it returns: waits for it.
  * `what` is for messages; the lock is held. */
 fp8_status fp8_nccl_settle(struct nccl *nccl, int result, const char *what);
-/* Around calls that can hang: between the two the watcher may take the handle, once they last
- * longer than the timeout. The lock is held. */
+/* Around calls that can hang: between the two the handle may be taken, by the watcher once they
+ * last longer than the timeout, by fp8_comm_abort. The lock is held. */
 void fp8_nccl_begin_call(struct nccl *nccl);
-/* FP8_ERR_TIMEOUT: it has taken it, whatever the call says, and the abort has ended or is left to
- * itself. */
+/* FP8_ERR_TIMEOUT, FP8_ERR_COMM: it was taken, by the one or the other, whatever the call says, and
+ * the abort has ended or is left to itself. */
 fp8_status fp8_nccl_end_call(struct nccl *nccl, const char *what);
-/* Ends NCCL's part of it; whose the handle is, who therefore may call this, struct nccl says. Not
- * at its end after so many seconds: the device is stuck. On a device that is, nothing is done. */
-void fp8_nccl_abort(struct nccl *nccl, fp8_nccl_comm handle, double seconds);
+/* What fp8_nccl_abort needs, beforehand: an abort must not fail for want of memory.
+ * FP8_ERR_MEMORY. */
+fp8_status fp8_nccl_ready_abort(struct nccl *nccl);
+/* Ends NCCL's part of it, once; whose the handle is, who therefore may call this, struct nccl says.
+ * Not at its end after so many seconds: the device is stuck until it is. Without a thread for it
+ * the handle stays, and the device is stuck for good. On a device that is stuck it is begun and not
+ * waited for. */
+void fp8_nccl_abort(struct nccl *nccl, double seconds);
 void fp8_nccl_destroy(fp8_comm *comm);
 /* The body of the thread that watches. */
 void *fp8_nccl_watch(void *nccl);

@@ -163,7 +163,9 @@ fp8_status fp8_comm_create_nccl(fp8_context *context, const fp8_comm_options *op
     nccl->comm.path = table->path;
     nccl->comm.can_exchange = !fp8_nccl_no_window(nccl) && table->all_to_all;
     struct fp8_uncaptured entered;
-    fp8_status status = fp8_uncaptured_enter(context, "comm_create", NULL, &entered);
+    fp8_status status = fp8_nccl_ready_abort(nccl);
+    if (status == FP8_OK)
+        status = fp8_uncaptured_enter(context, "comm_create", NULL, &entered);
     if (status == FP8_OK) {
         status = make_events(nccl);
         if (status == FP8_OK)

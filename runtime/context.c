@@ -15,22 +15,28 @@
 #include "runtime/internal.h"
 #include "runtime/parallel.h"
 
-/* Bit = ordinal; those from 63 on, which no machine has, share the last. */
-static _Atomic uint64_t stuck_devices;
+/* What holds a device, counted; ordinals from 63 on, which no machine has, share the last. */
+enum { DEVICES = 64 };
+static atomic_int stuck_devices[DEVICES];
 
-static uint64_t device_bit(const struct fp8_context *context)
+static atomic_int *stuck_of(int32_t device)
 {
-    return (uint64_t)1 << (context->device < 63 ? context->device : 63);
+    return &stuck_devices[device < DEVICES ? device : DEVICES - 1];
 }
 
 bool fp8_context_is_stuck(const struct fp8_context *context)
 {
-    return !context->is_host && (atomic_load(&stuck_devices) & device_bit(context));
+    return !context->is_host && atomic_load(stuck_of(context->device)) > 0;
 }
 
-void fp8_context_set_stuck(const struct fp8_context *context)
+void fp8_device_hold(int32_t device)
 {
-    (void)atomic_fetch_or(&stuck_devices, device_bit(context));
+    (void)atomic_fetch_add(stuck_of(device), 1);
+}
+
+void fp8_device_let_go(int32_t device)
+{
+    (void)atomic_fetch_sub(stuck_of(device), 1);
 }
 
 CUresult fp8_context_push(const struct fp8_context *context, bool *pushed)
@@ -53,8 +59,9 @@ fp8_status fp8_context_enter(const struct fp8_context *context, bool *pushed)
         return FP8_OK;
     if (fp8_context_is_stuck(context))
         return fp8_fail(FP8_ERR_COMM,
-                        "device %d waits for a rank that has gone, which nothing ends, and takes "
-                        "no more calls; end this process, which frees it",
+                        "device %d takes no calls until NCCL's abort of a communicator ends, "
+                        "which waits for work on the device; call again, or where a copy engine "
+                        "waits for a rank that has gone, end this process, which frees it",
                         context->device);
     CUresult result = fp8_context_push(context, pushed);
     if (result == CUDA_SUCCESS)

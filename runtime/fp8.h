@@ -278,10 +278,12 @@ typedef struct fp8_device_info {
     int32_t sms;            /* SMs, or worker threads of the host context */
     int32_t arch;           /* 90 for compute capability 9.0; 0 for the host */
     int32_t driver_version; /* as cuDriverGetVersion: 13000 = CUDA 13.0; 0 for the host */
-    /* 1: a copy engine waits for a rank that has gone, and nothing ends that. From then on, on
-     * every context of the device in this process, what is released stays as it is and all else
-     * that reaches the device fails with FP8_ERR_COMM; calls of CUDA's own that wait for the
-     * device never return. End the process by _exit. */
+    /* 1: NCCL's abort of a failed communicator has not ended in 2 s, for it waits for work on the
+     * device. Until it ends, on every context of the device in this process, what is released
+     * stays as it is, from then on for as long as the process lives, and all else that reaches
+     * the device fails with FP8_ERR_COMM. Long work of other streams ends, and then this is 0
+     * again; a copy engine that waits for a rank that has gone never does, nor do calls of CUDA's
+     * own that wait for the device: end the process by _exit. */
     int32_t is_stuck;
     uint64_t cublaslt_version; /* as cublasLtGetVersion; 0 for the host */
     uint64_t memory_bytes;

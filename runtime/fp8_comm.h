@@ -99,8 +99,8 @@ typedef struct fp8_comm_options {
  * host. NCCL is opened as the other libraries are (FP8_NCCL_PATH), its communicator is
  * non-blocking, and a thread watches it: on an error of NCCL or a collective that is not done in
  * time it is aborted, so that streams that wait for it go on. Only copy engines that wait for a
- * rank cannot be called off: the call fails in time all the same and says that the process has to
- * end. The context must outlive it. FP8_ERR_LIBRARY; FP8_ERR_TIMEOUT: which ranks did not come;
+ * rank cannot be called off: the call fails in time all the same and says that then the process has
+ * to end. The context must outlive it. FP8_ERR_LIBRARY; FP8_ERR_TIMEOUT: which ranks did not come;
  * FP8_ERR_COMM; FP8_ERR_UNSUPPORTED: a host context and ranks > 1 (fp8_comm_join is for that). */
 FP8_API fp8_status fp8_comm_create(fp8_context *context, const fp8_comm_options *options,
                                    fp8_comm **comm);
@@ -156,8 +156,9 @@ FP8_API fp8_status fp8_comm_join(fp8_comm_group *group, fp8_context *context, in
                                  const char *name, fp8_comm **comm);
 
 /* Ends this rank; enqueued work must be done (fp8_comm_wait). Waits for no other rank's call, but
- * up to timeout_seconds for NCCL's abort, which a copy engine may hold that waits for a rank: the
- * device is then stuck (fp8_device_info). */
+ * up to timeout_seconds for NCCL's abort, which other work on the device may hold: the device is
+ * then stuck until that ends (fp8_device_info), as it is for good where no thread can be started
+ * for the abort. */
 FP8_API void fp8_comm_destroy(fp8_comm *comm);
 
 typedef struct fp8_comm_info {
@@ -237,7 +238,9 @@ FP8_API fp8_status fp8_comm_poll(fp8_comm *comm);
  * hang. */
 FP8_API fp8_status fp8_comm_wait(fp8_comm *comm, fp8_stream stream);
 /* For a rank that cannot go on: fails the communicator here with `why`, at once on all ranks of a
- * local group; over NCCL the others run into their timeout (or NCCL's own error). */
+ * local group; over NCCL the others run into their timeout (or NCCL's own error). From any thread:
+ * a call of another that hangs in NCCL on a communicator of ours ends, with `why`; one on an
+ * adopted communicator is waited for. */
 FP8_API void fp8_comm_abort(fp8_comm *comm, const char *why);
 /* Compares a text of at most 255 bytes over all ranks. Blocks. FP8_ERR_COMM on every rank if they
  * differ, with both texts and the ranks: for hashes of specs, versions. */

@@ -87,10 +87,11 @@ const char *fp8_description_name(const fp8_layer_description *description, char 
 bool fp8_description_fits(const struct fp8_layer_plan *plan,
                           const fp8_layer_description *description);
 
-/* A device is stuck where work on it never ends (comm_nccl_end.c): for all contexts of the process
- * on it, which share its primary context, and for good. */
+/* A device is stuck while something holds it (comm_nccl_end.c): for all contexts of the process on
+ * it, which share its primary context. Each hold is let go once, or never. */
 bool fp8_context_is_stuck(const struct fp8_context *context);
-void fp8_context_set_stuck(const struct fp8_context *context);
+void fp8_device_hold(int32_t device);
+void fp8_device_let_go(int32_t device);
 
 /* Makes the context's device current for this thread unless it is already; leave undoes exactly
  * that. Both do nothing on the host. FP8_ERR_COMM: the device is stuck; as all ways to a device

@@ -1,9 +1,11 @@
 /*
  * test_nccl_end.c - how communicators over the fake NCCL end: aborted once, by whoever has the
- * handle then, and a device on which an abort never ends is stuck for all contexts of the process.
+ * handle then, and a device on which an abort does not end is stuck for all contexts of the process
+ * until it does.
  *
  * The moments that no timing hits are made here: the watcher tries the communicator's lock between
- * its look at a call and its decision, so pthread_mutex_trylock is ours.
+ * its look at a call and its decision, so pthread_mutex_trylock is ours; pthread_create is too, and
+ * may have no thread to give.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -102,17 +104,95 @@ static int stuck(struct process *p)
     return 0;
 }
 
+static bool is_stuck(const fp8_context *context)
+{
+    fp8_device_info info = { .size = sizeof info };
+    return fp8_context_info(context, &info) == FP8_OK && info.is_stuck;
+}
+
+static bool wait_for_aborts(int64_t count)
+{
+    const double end = process_now() + 8;
+    while (__atomic_load_n(&fake_nccl()->aborts, __ATOMIC_RELAXED) < count && process_now() < end)
+        usleep(1000);
+    return __atomic_load_n(&fake_nccl()->aborts, __ATOMIC_RELAXED) == count;
+}
+
+/* The aborts wait for long work, and the first for the second communicator as well: once they have
+ * ended the device is free again, and what was released meanwhile is lost. */
+static int late(struct process *p)
+{
+    struct process other = { .rank = p->rank, .ranks = 2, .timeout = 3.5, .folder = p->folder };
+    float value = 1;
+    void *memory = NULL, *lost = NULL;
+    other.stage = 1;
+    CHECK(process_join(p) == FP8_OK && process_join(&other) == FP8_OK);
+    CHECK(fp8_comm_alloc(p->comm, 4096, &memory) == FP8_OK);
+    CHECK(fp8_memory_alloc(p->context, 4096, &lost) == FP8_OK);
+    if (p->rank == 1)
+        raise(SIGKILL);
+    __atomic_store_n(&fake_nccl()->is_stuck, true, __ATOMIC_RELAXED);
+    CHECK(fp8_comm_all_reduce_max(other.comm, &value, 1, "amax", NULL) == FP8_OK);
+    CHECK(fp8_comm_all_reduce_max(p->comm, &value, 1, "amax", NULL) == FP8_OK);
+    CHECK(fp8_comm_wait(p->comm, NULL) == FP8_ERR_TIMEOUT && process_says("has not ended"));
+    CHECK(is_stuck(p->context));
+    fp8_memory_free(p->context, lost);
+    CHECK(fp8_memory_alloc(p->context, 64, &lost) == FP8_ERR_COMM && process_says("call again"));
+    CHECK(wait_for_aborts(2) && is_stuck(p->context));
+    __atomic_store_n(&fake_nccl()->is_stuck, false, __ATOMIC_RELAXED);
+    for (const double end = process_now() + 5; is_stuck(p->context) && process_now() < end;)
+        usleep(1000);
+    CHECK(!is_stuck(p->context) && !is_stuck(other.context));
+    CHECK(fp8_memory_alloc(p->context, 64, &lost) == FP8_OK);
+    fp8_memory_free(p->context, lost);
+    CHECK(fp8_stream_synchronize(p->context, NULL) == FP8_OK);
+    CHECK(fp8_comm_poll(p->comm) == FP8_ERR_TIMEOUT);
+    CHECK(fp8_comm_poll(other.comm) == FP8_ERR_TIMEOUT);
+    fp8_comm_free(p->comm, memory);
+    process_leave(&other);
+    process_leave(p);
+    CHECK(wait_for_aborts(2) && fake_nccl()->live == 0 && bundle_fake_cuda()->live == 1);
+    return 0;
+}
+
+static atomic_bool has_no_threads;
+
+__attribute__((visibility("default"))) int pthread_create(pthread_t *thread,
+                                                          const pthread_attr_t *attributes,
+                                                          void *(*body)(void *), void *user)
+{
+    int (*next)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    *(void **)&next = dlsym(RTLD_NEXT, "pthread_create");
+    return atomic_load(&has_no_threads) ? EAGAIN : next(thread, attributes, body, user);
+}
+
+/* NCCL could hang in an abort of ours: there is none. */
+static int without_thread(struct process *p)
+{
+    CHECK(process_join(p) == FP8_OK);
+    atomic_store(&has_no_threads, true);
+    fp8_comm_abort(p->comm, "the loss is no number");
+    CHECK(fp8_comm_poll(p->comm) == FP8_ERR_COMM && process_says("the loss is no number") &&
+          process_says("end this process"));
+    CHECK(is_stuck(p->context));
+    process_leave(p);
+    CHECK(fake_nccl()->aborts == 0 && fake_nccl()->live == 1);
+    return 0;
+}
+
 static void test_stuck(void **state)
 {
     (void)state;
     run((struct process){ .timeout = 0.5 }, stuck, 1u << 1);
     run((struct process){ .timeout = 0.5, .flags = FP8_COMM_NO_WATCHDOG }, stuck, 1u << 1);
+    run((struct process){ .timeout = 0.5 }, late, 1u << 1);
+    run((struct process){ .timeout = 0.5 }, without_thread, 0);
 }
 
 /* ---- who aborts ---- */
 
 static struct {
-    atomic_bool hangs, is_looked_at, is_back, is_aborting;
+    atomic_bool hangs, is_looked_at, is_back, is_aborting, is_called;
     double start, timeout;
     int result; /* of the call */
 } moment;
@@ -129,9 +209,8 @@ static bool wait_for(atomic_bool *flag)
  * then. */
 __attribute__((visibility("default"))) int pthread_mutex_trylock(pthread_mutex_t *mutex)
 {
-    static int (*next)(pthread_mutex_t *);
-    if (!next)
-        *(void **)&next = dlsym(RTLD_NEXT, "pthread_mutex_trylock");
+    int (*next)(pthread_mutex_t *);
+    *(void **)&next = dlsym(RTLD_NEXT, "pthread_mutex_trylock");
     const int error = next(mutex);
     if (error == EBUSY && atomic_load(&moment.hangs) &&
         process_now() - moment.start > moment.timeout - 0.02) {
@@ -208,6 +287,54 @@ static int taken(struct process *p)
     return 0;
 }
 
+static int call_and_stay(void)
+{
+    atomic_store(&moment.is_called, true);
+    const int result = call_until_aborted();
+    usleep((useconds_t)(moment.timeout * 1e6)); /* late as well by now */
+    return result;
+}
+
+static void *give_up(void *user)
+{
+    const struct process *p = user;
+    if (wait_for(&moment.is_called))
+        fp8_comm_abort(p->comm, "the loss is no number");
+    return NULL;
+}
+
+/* Another thread ends a call that hangs: it fails with that thread's words, long before it is late
+ * (variant 0), or though it comes back when it is (1). */
+static int given_up(struct process *p)
+{
+    pthread_t thread;
+    float value = 1;
+    CHECK(process_join(p) == FP8_OK);
+    moment.timeout = p->variant == 0 ? 0 : p->timeout * 1.5;
+    moment.result = FP8_NCCL_SUCCESS;
+    fake_nccl()->call = call_and_stay;
+    fake_nccl()->aborting = slowly;
+    CHECK(pthread_create(&thread, NULL, give_up, p) == 0);
+    const double start = process_now();
+    CHECK(fp8_comm_all_reduce_max(p->comm, &value, 1, "amax", NULL) == FP8_ERR_COMM);
+    CHECK(process_says("gave up after all_reduce_max of amax: the loss is no number"));
+    CHECK(process_now() - start < 4);
+    CHECK(pthread_join(thread, NULL) == 0);
+    fp8_comm_abort(p->comm, "a second time");
+    CHECK(fp8_comm_poll(p->comm) == FP8_ERR_COMM && process_says("the loss is no number"));
+    process_leave(p);
+    CHECK(fake_nccl()->aborts == 1 && fake_nccl()->live == 0 && bundle_fake_cuda()->live == 0);
+    return 0;
+}
+
+static void test_given_up(void **state)
+{
+    (void)state;
+    run((struct process){ .timeout = 10 }, given_up, 0);
+    run((struct process){ .timeout = 0.8, .variant = 1 }, given_up, 0);
+    run((struct process){ .timeout = 10, .flags = FP8_COMM_NO_WATCHDOG }, given_up, 0);
+}
+
 static void test_who_aborts(void **state)
 {
     (void)state;
@@ -236,6 +363,7 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_stuck),
-                                        cmocka_unit_test(test_who_aborts) };
+                                        cmocka_unit_test(test_who_aborts),
+                                        cmocka_unit_test(test_given_up) };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -2,6 +2,7 @@
  * nccl.c - the fake NCCL: see fake_nccl.h. An id is the path of a file that all ranks map.
  */
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,13 +34,15 @@ struct comm {
     struct shared *shared;
     int rank, ranks;
     long number;
-    bool hangs, is_blocking;
+    bool is_blocking;
+    atomic_bool hangs;
 };
 
 static struct fake_nccl state;
 static fp8_nccl_window *coming, coming_window; /* a window is there two polls after the call */
 static int polls_to_come;
 static struct comm *comms[COMMS];
+static pthread_mutex_t comms_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     char *memory;
     size_t bytes;
@@ -54,11 +57,22 @@ static double now(void)
 
 static bool busy(void)
 {
-    for (int i = 0; i < COMMS; i++) {
-        if (comms[i] && comms[i]->hangs)
-            return true;
-    }
-    return false;
+    bool hangs = false;
+    pthread_mutex_lock(&comms_lock);
+    for (int i = 0; i < COMMS; i++)
+        hangs = hangs || (comms[i] && comms[i]->hangs);
+    pthread_mutex_unlock(&comms_lock);
+    return hangs;
+}
+
+static void list(struct comm *comm)
+{
+    int i = 0;
+    pthread_mutex_lock(&comms_lock);
+    while (i < COMMS - 1 && comms[i])
+        i++;
+    comms[i] = comm;
+    pthread_mutex_unlock(&comms_lock);
 }
 
 EXPORT struct fake_nccl *fake_nccl_state(void);
@@ -117,12 +131,7 @@ int fake_init(fp8_nccl_comm *made, int ranks, fp8_nccl_id id, int rank, fp8_nccl
     comm->ranks = ranks;
     if (atomic_fetch_add(&comm->shared->joined, 1) + 1 == ranks)
         unlink(id.bytes);
-    for (int i = 0; i < COMMS; i++) {
-        if (!comms[i]) {
-            comms[i] = comm;
-            break;
-        }
-    }
+    list(comm);
     __atomic_add_fetch(&state.live, 1, __ATOMIC_RELAXED);
     *made = comm;
     return FP8_NCCL_IN_PROGRESS;
@@ -144,12 +153,7 @@ int fake_split(fp8_nccl_comm parent, int color, int key, fp8_nccl_comm *made,
         mremap(from->shared, 0, sizeof(struct shared), MREMAP_MAYMOVE); /* a second view */
     if (comm->shared == MAP_FAILED)
         return 2;
-    for (int i = 0; i < COMMS; i++) {
-        if (!comms[i]) {
-            comms[i] = comm;
-            break;
-        }
-    }
+    list(comm);
     __atomic_add_fetch(&state.live, 1, __ATOMIC_RELAXED);
     *made = comm;
     return FP8_NCCL_IN_PROGRESS;
@@ -157,10 +161,12 @@ int fake_split(fp8_nccl_comm parent, int color, int key, fp8_nccl_comm *made,
 
 static int end_comm(struct comm *comm)
 {
+    pthread_mutex_lock(&comms_lock);
     for (int i = 0; i < COMMS; i++) {
         if (comms[i] == comm)
             comms[i] = NULL;
     }
+    pthread_mutex_unlock(&comms_lock);
     munmap(comm->shared, sizeof(struct shared));
     free(comm);
     __atomic_add_fetch(&state.live, -1, __ATOMIC_RELAXED);
@@ -180,8 +186,8 @@ int fake_abort(fp8_nccl_comm comm)
     __atomic_add_fetch(&state.aborts, 1, __ATOMIC_RELAXED);
     if (state.aborting)
         state.aborting();
-    while (state.is_stuck)
-        pause();
+    while (__atomic_load_n(&state.is_stuck, __ATOMIC_RELAXED))
+        usleep(1000);
     return end_comm(comm);
 }
 
