@@ -7,7 +7,8 @@ local expand = require "expand"
 
 local M = {}
 
--- Names of the layers that have a step, a store or a query that uses the kernel.
+-- Names of the layers that have a step or a query that uses the kernel; of a kernel of no layer's
+-- passes what it is for.
 local function users(manifest, kernel)
     local function mentions(value)
         if value == kernel then return true end
@@ -17,13 +18,23 @@ local function users(manifest, kernel)
         end
         return false
     end
-    local names = {}
+    local names, others, seen = {}, {}, {}
+    local function other(part, what)
+        if not mentions(part) or seen[what] then return end
+        seen[what] = true
+        others[#others + 1] = what
+    end
     for _, layer in ipairs(manifest.layers) do
-        if mentions(layer.passes) or mentions(layer.dequantize) or mentions(layer.shard.add) then
+        if mentions(layer.passes) or mentions(layer.dequantize) then
             names[#names + 1] = layer.name
         end
+        other(layer.roll, "the state of recipe " .. layer.recipe.name)
+        other(layer.given, "operands whose amax the caller gives")
+        other(layer.transpose, "weights that were gathered")
+        other(layer.shard.sums, "sums over ranks")
+        other(layer.shard.maxima, "amaxes over ranks")
     end
-    return names
+    return #names > 0 and names or others
 end
 
 function M.kernels(manifest)

@@ -333,7 +333,7 @@ extern "C" __global__ void fp8_gemm_e4m3_e4m3_fp32_pp128x128c1s5o4g8(fp32 *out, 
 // Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     cast_bf16_e4m3_pow2
-//   used by:   
+//   used by:    operands whose amax the caller gives
 //   parameters: entry = "fp8_cast_bf16_pow2"
 //               margin = 0
 //               power_of_two = true
@@ -347,7 +347,7 @@ extern "C" __global__ void fp8_cast_bf16_pow2(const source_t *source) {}
 // Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     cast_fp32_e4m3_pow2
-//   used by:   
+//   used by:    operands whose amax the caller gives
 //   parameters: entry = "fp8_cast_fp32_pow2"
 //               margin = 0
 //               power_of_two = true
@@ -376,7 +376,7 @@ extern "C" __global__ void fp8_dequantize_tensor() {}
 // Made by fp8gen 0.1.0 from the template transpose.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     transpose
-//   used by:   
+//   used by:    weights that were gathered
 //   parameters: entry = "fp8_transpose"
 #line 1 "transpose.cu"
 // transpose.cu of the golden files: it has no parameters.
@@ -661,7 +661,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, c
 // Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     cast_bf16_e4m3
-//   used by:   
+//   used by:    operands whose amax the caller gives
 //   parameters: entry = "fp8_cast_bf16"
 //               margin = 0
 //               power_of_two = false
@@ -675,7 +675,7 @@ extern "C" __global__ void fp8_cast_bf16(const source_t *source) {}
 // Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model options>
 //   kernel:     cast_bf16_e5m2
-//   used by:   
+//   used by:    operands whose amax the caller gives
 //   parameters: entry = "fp8_cast_bf16"
 //               margin = 0
 //               power_of_two = false

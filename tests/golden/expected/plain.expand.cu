@@ -351,7 +351,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_co128x64c1s8p2g8(bf16 *out, c
 // Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model plain>
 //   kernel:     cast_bf16_e4m3
-//   used by:   
+//   used by:    operands whose amax the caller gives
 //   parameters: entry = "fp8_cast_bf16"
 //               margin = 0
 //               power_of_two = false
@@ -365,7 +365,7 @@ extern "C" __global__ void fp8_cast_bf16(const source_t *source) {}
 // Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model plain>
 //   kernel:     cast_bf16_e5m2
-//   used by:   
+//   used by:    operands whose amax the caller gives
 //   parameters: entry = "fp8_cast_bf16"
 //               margin = 0
 //               power_of_two = false
@@ -379,7 +379,7 @@ extern "C" __global__ void fp8_cast_bf16(const source_t *source) {}
 // Made by fp8gen 0.1.0 from the template column_sums.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model plain>
 //   kernel:     column_sums
-//   used by:   
+//   used by:    operands whose amax the caller gives
 //   parameters: entry = "fp8_column_sums"
 #line 1 "column_sums.cu"
 // column_sums.cu of the golden files: it has no parameters.
@@ -418,7 +418,7 @@ extern "C" __global__ void fp8_dequantize_tensor() {}
 // Made by fp8gen 0.1.0 from the template transpose.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model plain>
 //   kernel:     transpose
-//   used by:   
+//   used by:    weights that were gathered
 //   parameters: entry = "fp8_transpose"
 #line 1 "transpose.cu"
 // transpose.cu of the golden files: it has no parameters.

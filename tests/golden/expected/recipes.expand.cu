@@ -169,7 +169,7 @@ extern "C" __global__ void fp8_dequantize_tile() {}
 // Made by fp8gen 0.1.0 from the template transpose.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     transpose
-//   used by:   
+//   used by:    weights that were gathered
 //   parameters: entry = "fp8_transpose"
 #line 1 "transpose.cu"
 // transpose.cu of the golden files: it has no parameters.
@@ -382,7 +382,7 @@ extern "C" __global__ void fp8_dequantize_tensor() {}
 // Made by fp8gen 0.1.0 from the template roll.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model recipes>
 //   kernel:     roll
-//   used by:   
+//   used by:    the state of recipe delayed
 //   parameters: entry = "fp8_roll"
 #line 1 "roll.cu"
 // roll.cu of the golden files: it has no parameters.

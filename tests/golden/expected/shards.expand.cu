@@ -1,7 +1,7 @@
 // Made by fp8gen 0.1.0 from the template sum.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     sum_fp32_fp32
-//   used by:   
+//   used by:    sums over ranks
 //   parameters: entry = "fp8_sum_fp32_fp32"
 //               source = "fp32"
 //               target = "fp32"
@@ -387,7 +387,7 @@ extern "C" __global__ void fp8_gemm_e5m2_e4m3_bf16_btile_co128x64c1s8p2g8(bf16 *
 // Made by fp8gen 0.1.0 from the template cast.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     cast_bf16_e5m2
-//   used by:   
+//   used by:    operands whose amax the caller gives
 //   parameters: entry = "fp8_cast_bf16"
 //               margin = 0
 //               power_of_two = false
@@ -401,7 +401,7 @@ extern "C" __global__ void fp8_cast_bf16(const source_t *source) {}
 // Made by fp8gen 0.1.0 from the template column_sums.cu; edit that, not this.
 //   again:      fp8gen expand <spec of model shards>
 //   kernel:     column_sums
-//   used by:   
+//   used by:    operands whose amax the caller gives
 //   parameters: entry = "fp8_column_sums"
 #line 1 "column_sums.cu"
 // column_sums.cu of the golden files: it has no parameters.
