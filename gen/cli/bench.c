@@ -289,8 +289,11 @@ void bench_print_header(const struct bench *bench, const char *what)
     snprintf(cublaslt, sizeof cublaslt, "%d.%d.%d", (int)(info->cublaslt_version / 10000),
              (int)(info->cublaslt_version / 100 % 100), (int)(info->cublaslt_version % 100));
     if (!bench->values->json) {
-        printf("%s, %d SMs, CUDA %s, cuBLASLt %s; medians of %" PRId64 " rounds\n\n", info->name,
-               info->sms, cuda, cublaslt, bench->values->rounds);
+        printf("%s", info->name);
+        if (!bench->device.is_host)
+            printf(", %d SMs, CUDA %s, cuBLASLt %s", info->sms, cuda, cublaslt);
+        printf("; medians of %" PRId64 " round%s\n\n", bench->values->rounds,
+               bench->values->rounds == 1 ? "" : "s");
         return;
     }
     const char *hash = bench->values->source_hash;

@@ -360,13 +360,22 @@ static void print_heading(const json_t *layer)
     printf(", up to %" PRId64 " tokens\n", plan_integer(layer, "max_tokens"));
 }
 
+/* Whether the rank that was asked for has fewer rows than its piece of w takes. */
+static bool is_padded(const json_t *layer)
+{
+    const json_t *shard = json_object_get(layer, "shard");
+    const json_t *count = json_object_get(shard, "count");
+    return count && json_integer_value(count) < plan_integer(shard, "rows");
+}
+
 static void print_memory(const json_t *layer)
 {
     const json_t *memory = json_object_get(layer, "memory");
     const json_t *shard = json_object_get(memory, "shard");
     char a[32], b[32], c[32], d[32];
     if (shard)
-        printf("  memory of a rank: its rows of w %s, gathered w %s, ",
+        printf("  memory of a rank: its rows of w%s %s, gathered w %s, ",
+               is_padded(layer) ? ", padded to as many as every rank's," : "",
                cli_format_bytes(d, json_number_value(shard)),
                cli_format_bytes(a, plan_number(memory, "weight")));
     else

@@ -39,9 +39,11 @@ void plan_print_shards(const json_t *layer, int64_t ranks, int64_t rank)
         return;
     }
     int64_t full = n / chunk, rest = n % chunk, empty = ranks - full - (rest > 0);
-    printf("  shards of w: %" PRId64 " of [%" PRId64 ",%" PRId64 "]", full, chunk, k);
+    printf("  shards of w: ");
+    if (full)
+        printf("%" PRId64 " of [%" PRId64 ",%" PRId64 "]", full, chunk, k);
     if (rest)
-        printf(", one of [%" PRId64 ",%" PRId64 "]", rest, k);
+        printf("%sone of [%" PRId64 ",%" PRId64 "]", full ? ", " : "", rest, k);
     if (empty)
         printf(", %" PRId64 " empty", empty);
     printf("\n");

@@ -94,7 +94,7 @@ static void print_row(struct cli_table *table, const struct shard_rank *s,
     cli_table_cell(table, CLI_PLAIN, "%s", l->info.name);
     cli_table_cell(table, CLI_PLAIN, "%lld x %lld", n, k);
     cli_table_cell(table, CLI_PLAIN, "%lld row%s%s", (long long)rows_of(l),
-                   rows_of(l) == 1 ? "" : "s", n % l->chunk ? ", uneven" : "");
+                   rows_of(l) == 1 ? "" : "s", n != l->chunk * s->rank->ranks ? ", uneven" : "");
     cli_table_cell(table, CLI_PLAIN, "%lld", (long long)shard_tokens(s, l));
     cli_table_cell(table, CLI_PLAIN, "%s", same(r[SHARD_W_WRONG]));
     cli_table_cell(table, CLI_PLAIN, "%s", same(r[SHARD_Y_WRONG]));

@@ -43,9 +43,37 @@ expect_code 0
 expect_out_has "rank 7 of 8: rows 2240 to 2555 of w, w and dw shards [316,512]"
 run fp8gen plan $spec --fsdp 8 --rank 3 --layer gate
 expect_out_has "rank 3 of 8: no rows of w"
+expect_out_has "memory of a rank: its rows of w, padded to as many as every rank's, "
+run fp8gen plan $spec --fsdp 8 --rank 0 --layer head
+expect_out_has "memory of a rank: its rows of w 164 kB"
 run fp8gen plan $spec --fsdp 8 --rank 8
 expect_code 2
 expect_err_has "--rank 8: the mesh has 8 ranks, from 0"
+
+case_of "pieces that are short and pieces that are empty"
+printf 'return model "few" { mesh = { fsdp = 4 }, layers = {
+    linear "c" { in_features = 77, out_features = 3, tokens = 8 } } }' >"$T/few.lua"
+run fp8gen plan "$T/few.lua"
+expect_out_has "shards of w: 3 of [1,77], 1 empty"
+sed -i 's/out_features = 3/out_features = 77, recipe = recipe.block {}/' "$T/few.lua"
+run fp8gen plan "$T/few.lua"
+expect_out_has "shards of w: one of [77,77], 3 empty"
+for kind in "" ", recipe = recipe.block {}"; do
+    sed -i "s/out_features = .*tokens/out_features = 3$kind, tokens/" "$T/few.lua"
+    run fp8gen run "$T/few.lua" --device host
+    expect_code 0
+    expect_out_has ", uneven"
+done
+sed -i 's/out_features = 3.*tokens/out_features = 4, tokens/' "$T/few.lua"
+run fp8gen run "$T/few.lua" --device host
+expect_out_lacks "uneven"
+
+case_of "every kernel says what uses it"
+run fp8gen expand "$T/few.lua" --recipe delayed
+expect_code 0
+expect_out_has "//   used by:    the state of recipe delayed"
+expect_out_has "//   used by:    sums over ranks"
+if grep -q "used by: *$" "$out"; then fail "a kernel that nothing uses"; fi
 
 case_of "the rows of all ranks are those of w, once each; every rank plans the same collectives"
 for ranks in 3 7 16; do
@@ -129,5 +157,11 @@ for ranks in 0 5000 two; do
     expect_code 2
     expect_err_has "fsdp"
 done
+
+case_of "a bench without a GPU heads with what there is"
+run fp8gen bench shard --device host --case step --shape 64,64 --tokens 16 --blocks 1 --rounds 1
+expect_code 0
+expect_out_has "host; medians of 1 round"
+expect_out_lacks "SMs,"
 
 finish
