@@ -28,11 +28,12 @@
  *   archs           ["sm_90a", ...], may be empty: then only a host context opens the bundle
  *   kernels         array of kernel records
  *   layers          array of layer records, in spec order
- *   collectives     absent for one rank; for people: what every rank issues in one step, in order:
+ *   collectives     absent for one rank; for people: what every rank issues in one step, in the
+ *                   order in which it first comes:
  *                   [{ "op": "all_reduce_max"|"all_gather"|"reduce_scatter", "pass" (or "advance":
  *                   of the histories), "layers": [names], "bytes_a_rank" (a rank's piece, which it
  *                   sends of a gather and receives of a sum; of a maximum all numbers), "dtype",
- *                   "seconds" (null: not known) }]
+ *                   "times" (in the whole step), "seconds" (of one; null: not known) }]
  *   digest          xxh128 of the manifest's compact form (json_dumps JSON_COMPACT|JSON_SORT_KEYS)
  *                   with this key removed
  *

@@ -49,7 +49,7 @@ static const struct cli_option options[] = {
     { .name = "world",
       .kind = CLI_NUMBER,
       .metavar = "W",
-      .doc = "compare the meshes of W GPUs and fewer: a predicted step of each",
+      .doc = "compare the meshes of W GPUs and fewer: each with its time in a step",
       .offset = offsetof(struct values, world),
       .min = 1,
       .max = 8 },
@@ -428,7 +428,7 @@ static void print_plan(const json_t *plan, const char *layer_alone, int64_t rank
     }
     plan_print_collectives(plan);
     printf("%s%s%s%s%s: %" PRId64 " layer%s, %zu kernels, tensor %" PRId64 ", fsdp %" PRId64
-           "; one step%s moves %s, computes %s, predicted %s\n",
+           "; one step%s moves %s, computes %s, predicted %s pass by pass\n",
            cli_style_on(CLI_BOLD), plan_text(plan, "model"), cli_style_off(),
            layer_alone ? ", layer " : "", layer_alone ? layer_alone : "", instances,
            instances == 1 ? "" : "s", json_array_size(json_object_get(plan, "kernels")),
@@ -436,7 +436,7 @@ static void print_plan(const json_t *plan, const char *layer_alone, int64_t rank
            cli_format_bytes(a, total.bytes), cli_format_flops(b, total.flops),
            cli_format_seconds(c, total.seconds));
     if (layer_alone)
-        plan_print_carried(plan, layer_alone);
+        plan_print_carried(plan);
     else
         plan_print_step(json_object_get(plan, "predicted"), ranks);
 }
@@ -544,8 +544,10 @@ const struct cli_command cli_plan_command = {
         "Nothing is compiled and no device is opened. Times are predicted for an H200. The "
         "second table of a layer says by what each GEMM is computed, for each range of M, "
         "and why; with -v every range and the whole reason. TFLOP/s are predicted, or as a "
-        "tuning file measured them. For a mesh of several ranks, times, bytes and memory are those "
-        "of a rank with a full shard.",
+        "tuning file measured them. Tables and totals tell the times of passes one by one; 'in a "
+        "step' are those of all layers in a row, a tenth longer, since the card then holds lower "
+        "clocks. For a mesh of several ranks, times, bytes and memory are those of a rank with a "
+        "full shard.",
     .min_operands = 1,
     .max_operands = 1,
     .options = options,

@@ -35,7 +35,7 @@ void plan_print_shards(const json_t *layer, int64_t ranks, int64_t rank);
 void plan_print_collectives(const json_t *plan);
 void plan_print_step(const json_t *predicted, int64_t ranks);
 /* The same of one layer, which is all that is in the plan: what is exposed is not known of it. */
-void plan_print_carried(const json_t *plan, const char *layer);
+void plan_print_carried(const json_t *plan);
 /* Puts a rank and its rows into the plan. Returns an exit code. */
 int plan_choose_rank(json_t *plan, int64_t rank);
 /* --world: prints a row for each mesh of `world` GPUs and of its divisors. Returns an exit code. */

@@ -70,23 +70,25 @@ static void layers_cell(struct cli_table *table, const json_t *names)
 
 void plan_print_collectives(const json_t *plan)
 {
-    static const char *const columns[] = { "pass",  "collective",      "layers",
-                                           "dtype", ">a rank's piece", ">predicted" };
+    static const char *const columns[] = { "pass",   "collective",      "layers",    "dtype",
+                                           ">times", ">a rank's piece", ">predicted" };
     const json_t *list = json_object_get(plan, "collectives");
-    struct cli_table *table = list ? cli_table_create(columns, 6) : NULL;
+    struct cli_table *table = list ? cli_table_create(columns, 7) : NULL;
     char text[32];
     size_t index;
     json_t *item;
     if (!table)
         return;
-    printf("collectives of one step, in the order of every rank, layers counted once\n"
-           "(a rank's piece: what it sends of a gather, receives of a sum):\n");
+    printf("collectives of one step, in the order in which they first come on every rank\n"
+           "(times: in the whole step; a rank's piece: what it sends of a gather, receives of a "
+           "sum):\n");
     json_array_foreach(list, index, item)
     {
         cli_table_cell(table, CLI_PLAIN, "%s", plan_text(item, "pass"));
         cli_table_cell(table, CLI_PLAIN, "%s", plan_text(item, "op"));
         layers_cell(table, json_object_get(item, "layers"));
         cli_table_cell(table, CLI_PLAIN, "%s", plan_text(item, "dtype"));
+        cli_table_cell(table, CLI_PLAIN, "%" PRId64, plan_integer(item, "times"));
         cli_table_cell(table, CLI_PLAIN, "%s",
                        cli_format_bytes(text, plan_number(item, "bytes_a_rank")));
         bool known = json_is_number(json_object_get(item, "seconds"));
@@ -98,33 +100,39 @@ void plan_print_collectives(const json_t *plan)
     printf("\n");
 }
 
-/* What sharing the weights adds to a step. */
+/* A step of all layers, longer than its passes one by one: the card holds lower clocks. */
 void plan_print_step(const json_t *predicted, int64_t ranks)
 {
-    char a[32], b[32], c[32], d[32];
-    if (ranks == 1 || !json_is_object(predicted))
+    char a[32], b[32];
+    if (!json_is_object(predicted))
         return;
-    printf("over %" PRId64 " ranks: quantising this rank's rows %s, forward and backward %s, of it "
-           "%s exposed (gathers %s, ",
-           ranks, cli_format_seconds(a, plan_number(predicted, "update")),
-           cli_format_seconds(b, plan_number(predicted, "step")),
-           cli_format_seconds(c, plan_number(predicted, "exposed")),
-           cli_format_seconds(d, plan_number(predicted, "all_gather")));
+    cli_format_seconds(a, plan_number(predicted, "update"));
+    cli_format_seconds(b, plan_number(predicted, "step"));
+    if (ranks == 1) {
+        printf("in a step, at sustained clocks: quantising w %s, forward and backward %s\n", a, b);
+        return;
+    }
+    printf("in a step, at sustained clocks, over %" PRId64
+           " ranks: quantising this rank's rows %s, "
+           "forward and backward %s, ",
+           ranks, a, b);
+    cli_format_seconds(a, plan_number(predicted, "exposed"));
+    cli_format_seconds(b, plan_number(predicted, "all_gather"));
+    printf("of it %s exposed (gathers %s, ", a, b);
     printf("sums %s)\n", cli_format_seconds(a, plan_number(predicted, "reduce")));
 }
 
-void plan_print_carried(const json_t *plan, const char *layer)
+void plan_print_carried(const json_t *plan)
 {
     const json_t *list = json_object_get(plan, "collectives");
-    const json_t *record = plan_find(json_object_get(plan, "layers"), layer);
-    double gathers = 0, sums = 0, count = (double)plan_integer(record, "count");
+    double gathers = 0, sums = 0;
     size_t index;
     json_t *item;
     char a[32], b[32];
     json_array_foreach(list, index, item)
     {
         const char *op = plan_text(item, "op");
-        double seconds = plan_number(item, "seconds") * count;
+        double seconds = plan_number(item, "seconds") * (double)plan_integer(item, "times");
         gathers += strcmp(op, "all_gather") == 0 ? seconds : 0;
         sums += strcmp(op, "reduce_scatter") == 0 ? seconds : 0;
     }
@@ -170,21 +178,12 @@ struct traffic {
 static struct traffic traffic_of(const json_t *plan, int64_t ranks)
 {
     struct traffic sum = { 0 };
-    size_t index, at;
-    json_t *item, *name;
+    size_t index;
+    json_t *item;
     json_array_foreach(json_object_get(plan, "collectives"), index, item)
     {
         const char *op = plan_text(item, "op");
-        const json_t *names = json_object_get(item, "layers");
-        double count = 0; /* layers of a gather are as many of each */
-        json_array_foreach(names, at, name)
-        {
-            const json_t *layer =
-                plan_find(json_object_get(plan, "layers"), json_string_value(name));
-            if (count < (double)plan_integer(layer, "count"))
-                count = (double)plan_integer(layer, "count");
-        }
-        double bytes = plan_number(item, "bytes_a_rank") * count;
+        double bytes = plan_number(item, "bytes_a_rank") * (double)plan_integer(item, "times");
         bool gathers = strcmp(op, "all_gather") == 0;
         if (gathers && strcmp(plan_text(item, "pass"), "fprop") == 0)
             sum.shards += bytes;
@@ -267,8 +266,12 @@ int plan_compare(const struct cli_spec *spec, int64_t world, bool json)
         if (world % ranks == 0)
             code = add_mesh(spec, ranks, table);
     }
-    if (!code && table)
+    if (!code && table) {
         cli_table_print(table, 0);
+        printf(
+            "step: forward and backward, in a step at sustained clocks, longer than pass by pass; "
+            "quantising w comes on top\n");
+    }
     cli_table_destroy(table);
     return code;
 }

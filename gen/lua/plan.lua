@@ -160,16 +160,14 @@ end
 
 -- What step.lua is told of a layer, seconds of its passes and bytes that its ranks exchange.
 local function timed(layer, record, ranks, format)
-    local timing = {
-        count = layer.count,
-        gather_group = layer.gather_group,
-        gather = 1.0 * shard.payload(layer, ranks, format),
-        reduce = 1.0 * shard.gradient(layer, ranks),
-        grads = layer.grad_weight,
-        sum = adding(shard.gradient(layer, ranks), ranks),
-        rows = cost.SUSTAINED * record.cost.weight.seconds,
-        amaxes = shard.amaxes(layer),
-    }
+    local timing = shard.scheduled(layer)
+    timing.gather = 1.0 * shard.payload(layer, ranks, format, "fprop")
+    timing.gather_turned = 1.0 * shard.payload(layer, ranks, format, "dgrad")
+    timing.reduce = 1.0 * shard.gradient(layer, ranks)
+    timing.grads = layer.grad_weight
+    timing.sum = adding(shard.gradient(layer, ranks), ranks)
+    timing.rows = cost.SUSTAINED * record.cost.weight.seconds
+    timing.amaxes = shard.amaxes(layer)
     for pass, total in pairs(record.cost) do timing[pass] = cost.SUSTAINED * total.seconds end
     timing.transpose = layer.compute == "bf16" and 0.0 or cost.transposing(layer).seconds
     timing.weight = cost.SUSTAINED * cost.weight(record, 1).seconds

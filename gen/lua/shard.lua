@@ -11,6 +11,8 @@
 -- last ranks, which may hold a short part or none. The tensor axis is the inner one: neighbours in
 -- it are neighbours in rank.
 
+local schedule = require "schedule"
+
 local shard = {}
 
 local function ceil_div(a, b) return (a + b - 1) // b end
@@ -121,6 +123,12 @@ function shard.amaxes(layer)
     return 1 -- also the tensor scale of rowwise_hp_wgrad's transposed copy
 end
 
+-- Whether w's two copies have scales of their own, so that each is gathered for its pass.
+local function is_turned(layer)
+    local recipe = layer.recipe.name
+    return layer.compute ~= "bf16" and (recipe == "rowwise" or recipe == "rowwise_hp_wgrad")
+end
+
 -- Bytes of a chunk of w's transposed copy: [K][rows] behind its scales.
 local function transposed_payload(layer, chunk, format)
     local k, scales = roundup(layer.in_features, 16), 0
@@ -139,7 +147,7 @@ function shard.payload(layer, ranks, format, pass)
     local bias = layer.bias and chunk * 2 or 0
     if layer.compute == "bf16" then return chunk * k * 2 + bias end
     local scales = format.part_align -- float32[16], to the next part
-    if recipe == "rowwise" or recipe == "rowwise_hp_wgrad" then
+    if is_turned(layer) then
         if pass == "dgrad" then return transposed_payload(layer, chunk, format) end
         scales = scales + chunk * 4
     elseif layer.recipe.weight_scale == "shard" then
@@ -154,10 +162,8 @@ end
 -- Bytes of w that a rank has between steps: what it sends, and with it the transposed piece where
 -- dgrad gathers that.
 function shard.kept(layer, ranks, format)
-    local bytes, recipe = shard.payload(layer, ranks, format, "fprop"), layer.recipe.name
-    if layer.compute == "bf16" or recipe ~= "rowwise" and recipe ~= "rowwise_hp_wgrad" then
-        return bytes
-    end
+    local bytes = shard.payload(layer, ranks, format, "fprop")
+    if not is_turned(layer) then return bytes end
     return bytes + shard.payload(layer, ranks, format, "dgrad")
 end
 
@@ -168,60 +174,78 @@ function shard.gradient(layer, ranks)
     return rows * layer.in_features * size + (layer.bias and rows * 4 or 0)
 end
 
--- Neighbours with one group's name are gathered together: lists of indices, in order.
-local function gather_groups(layers)
-    local groups = {}
-    for i, layer in ipairs(layers) do
-        local name, before = layer.gather_group, layers[i - 1]
-        if name and before and before.gather_group == name then
-            table.insert(groups[#groups], i)
-        else
-            groups[#groups + 1] = { i }
-        end
-    end
-    return groups
+-- What schedule.lua reads of a layer. The model gathers FP8 alone: a w in bf16 is a hook's.
+function shard.scheduled(layer)
+    return {
+        count = layer.count,
+        gather_group = layer.gather_group,
+        turned = is_turned(layer),
+        hooked = layer.compute == "bf16",
+    }
 end
 
--- The collectives of one step over the fsdp axis, in order: a list of { op, pass, layers,
--- bytes_a_rank, dtype }: of a rank's piece, which it sends of a gather and receives of a sum (of a
--- maximum all ranks have all numbers); layers are indices. Nothing in it depends on the rank:
--- chunks are equal, and an empty shard sends pads.
-function shard.collectives(model, format)
-    local list, layers, ranks = {}, model.layers, model.mesh.fsdp
-    local groups = gather_groups(layers)
-    if ranks == 1 then return list end
-    local function add(op, pass, indices, bytes, dtype)
-        list[#list + 1] = {
-            op = op,
-            pass = pass,
-            layers = indices,
-            bytes_a_rank = bytes,
-            dtype = dtype,
-        }
+-- The list of a step's collectives while it is made; of equal ones the first, and how `often`.
+local function new_list(model)
+    local list, known, self = {}, {}, {}
+    function self.add(item)
+        local key = ("%s %s %s"):format(item.op, item.pass, table.concat(item.layers, " "))
+        if item.op == "all_gather" then key = key .. " " .. item.bytes_a_rank end
+        local first = known[key] or item
+        if not known[key] then list[#list + 1], known[key] = item, item end
+        first.times = (first.times or 0) + 1
     end
-    local function gather(pass, group)
-        local bytes = 0
-        for _, i in ipairs(group) do
-            bytes = bytes + shard.payload(layers[i], ranks, format, pass)
+    -- Of more layers than were played every one is there as often again as it was not played.
+    function self.finish(played)
+        for _, item in ipairs(list) do
+            local index = item.layers[1]
+            if played[index] and item.op ~= "all_reduce_max" then
+                item.times = item.times + model.layers[index].count - played[index]
+            end
         end
-        local dtype = #group == 1 and layers[group[1]].compute == "bf16" and "bf16" or "uint8"
-        add("all_gather", pass, table.move(group, 1, #group, 1, {}), bytes, dtype)
+        return list
     end
-    local function reduce(i)
-        local layer = layers[i]
-        add("reduce_scatter", "wgrad", { i }, shard.gradient(layer, ranks), layer.grad_weight)
+    return self
+end
+
+-- The collectives of one step over the fsdp axis, in the order in which they first come: a list of
+-- { op, pass, layers, bytes_a_rank, dtype, times }: of a rank's piece, which it sends of a gather
+-- and receives of a sum (of a maximum all ranks have all numbers); layers are indices; times: in
+-- the whole step. Nothing in it depends on the rank: chunks are equal, an empty shard sends pads.
+function shard.collectives(model, format)
+    local layers, ranks, list = model.layers, model.mesh.fsdp, new_list(model)
+    if ranks == 1 then return {} end
+    local function maximum(pass, indices, numbers)
+        if #indices == 0 then return end
+        list.add { op = "all_reduce_max", pass = pass, layers = indices,
+            bytes_a_rank = numbers * 4, dtype = "fp32" }
     end
-    local amaxes, with_amax = 0, {}
+    local scheduled, amaxes, with_amax = {}, 0, {}
     for i, layer in ipairs(layers) do
         local count = shard.amaxes(layer)
         if count > 0 then with_amax[#with_amax + 1] = i end
         amaxes = amaxes + count
+        scheduled[i] = shard.scheduled(layer)
     end
-    if amaxes > 0 then add("all_reduce_max", "weight", with_amax, amaxes * 4, "fp32") end
-    for _, group in ipairs(groups) do gather("fprop", group) end
-    for g = #groups, 1, -1 do
-        if model.shard.backward == "gather" then gather("dgrad", groups[g]) end
-        for at = #groups[g], 1, -1 do reduce(groups[g][at]) end
+    maximum("weight", with_amax, amaxes)
+    local instances, played = schedule.instances(scheduled), {}
+    for _, layer in ipairs(instances) do played[layer.index] = (played[layer.index] or 0) + 1 end
+    for _, event in ipairs(schedule.step(instances, model.shard.backward == "keep")) do
+        if event.op == "gather" then
+            local bytes, indices = 0, {}
+            for at, send in ipairs(event.sends) do
+                local index = instances[send.layer].index
+                indices[at] = index
+                bytes = bytes + shard.payload(layers[index], ranks, format,
+                    send.turned and "dgrad" or "fprop")
+            end
+            list.add { op = "all_gather", pass = event.pass, layers = indices,
+                bytes_a_rank = bytes, dtype = event.hooked and "bf16" or "uint8" }
+        elseif event.op == "reduce" then
+            local index = instances[event.layer].index
+            list.add { op = "reduce_scatter", pass = "wgrad", layers = { index },
+                bytes_a_rank = shard.gradient(layers[index], ranks),
+                dtype = layers[index].grad_weight }
+        end
     end
     local histories = {} -- x, w and dy of each
     for i, layer in ipairs(layers) do
@@ -229,10 +253,8 @@ function shard.collectives(model, format)
             histories[#histories + 1] = i
         end
     end
-    if #histories > 0 then
-        add("all_reduce_max", "advance", histories, #histories * 3 * 4, "fp32")
-    end
-    return list
+    maximum("advance", histories, #histories * 3)
+    return list.finish(played)
 end
 
 return shard

@@ -5,9 +5,11 @@
 -- nil beyond one host. For people: nothing is chosen by it, and nothing here knows a spec, a kernel
 -- or a device.
 --
--- The step is played, not summed: one stream computes, one communicates, as runtime/model_gather.c
--- and model_pass.c enqueue them (two slots, one group ahead, sums behind wgrad from two buffers).
--- What runs beside a collective runs slower; waiting and slowing together are what is exposed.
+-- The step is played, not summed: one stream computes, one communicates, in the order of
+-- schedule.lua, sums behind wgrad from two buffers. What runs beside a collective runs slower;
+-- waiting and slowing together are what is exposed.
+
+local schedule = require "schedule"
 
 local M = {}
 
@@ -131,97 +133,52 @@ local function compute(network, now, seconds)
     return now + seconds
 end
 
--- Where gathered groups lie; `away` until they are gathered.
-local function new_slots(count)
-    local slots = { clock = 0, of = {} }
-    for i = 1, count do slots[i] = { used = 0, read = 0.0 } end
-    return slots
-end
-
--- The slot that a group takes, as find_slot in runtime/model_gather.c; nil: all are wanted.
-local function take_slot(slots, group, needed)
-    local best, best_rank
-    for _, slot in ipairs(slots) do
-        local rank = not slot.group and 2 or slot.wanted and 0 or 1
-        if not slot.held and (rank > 0 or needed) and (not best or rank > best_rank
-            or rank == best_rank and slot.used < best.used) then
-            best, best_rank = slot, rank
-        end
-    end
-    if not best then return nil end
-    if best.group then slots.of[best.group] = nil end
-    slots.clock = slots.clock + 1
-    best.group, best.used, best.transposed = group, slots.clock, false
-    slots.of[group] = best
-    return best
-end
-
--- Gathers a group unless it is there; ahead of time only into a slot that is free.
-local function bring(play, group, needed)
-    local bytes = play.gathers[group]
-    if not bytes then return end
-    local slot = play.slots.of[group]
-    if not slot then
-        slot = take_slot(play.slots, group, needed)
-        if not slot then return end
-        local seconds = bytes > 0 and M.collective("all_gather", bytes, play.network.ranks) or 0.0
-        slot.arrived = occupy(play.network, "all_gather", seconds, slot.read)
-        play.network.all_gather = play.network.all_gather + seconds
-    end
-    slot.wanted = true
-end
-
--- A pass that reads a group's weight, the next group gathered beside it. Returns its end.
-local function with_weight(play, layer, now, seconds, ahead, transpose)
-    bring(play, layer.group, true)
-    local slot = play.slots.of[layer.group]
-    slot.held = true
-    if ahead then bring(play, ahead, false) end
-    now = math.max(now, slot.arrived)
-    if transpose > 0 and not slot.transposed then
-        now, slot.transposed = compute(play.network, now, transpose), true
-    end
-    now = compute(play.network, now, seconds)
-    play.slots.clock = play.slots.clock + 1
-    slot.held, slot.wanted, slot.read, slot.used = false, false, now, play.slots.clock
-    return now
-end
-
 local GRADS = 2 -- buffers of whole gradients
 
-local function forward(play, now)
-    for _, layer in ipairs(play.layers) do
-        now = with_weight(play, layer, now, layer.fprop, layer.group + 1, 0.0)
+local do_event = {}
+
+-- A gather, and behind it the pieces of turned copies laid side by side.
+function do_event.gather(play, event)
+    local bytes, placing, network = 0.0, 0.0, play.network
+    for _, send in ipairs(event.sends) do
+        local layer = play.layers[send.layer]
+        bytes = bytes + (send.turned and layer.gather_turned or layer.gather)
+        if send.turned then placing = placing + layer.transpose end -- moves as many bytes
     end
-    return now
+    local seconds = bytes > 0 and M.collective("all_gather", bytes, network.ranks) or 0.0
+    local place = event.slot or -event.hooked
+    play.arrived[place] = occupy(network, "all_gather", seconds, play.read[place] or 0.0)
+    network.all_gather = network.all_gather + seconds
+    if placing > 0 then play.arrived[place] = occupy(network, "sum", placing, network.free) end
 end
 
-local function backward(play, now)
-    local network, free, next_grad = play.network, { 0.0, 0.0 }, 1
-    for i = #play.layers, 1, -1 do
-        local layer = play.layers[i]
-        bring(play, layer.group, false)
-        bring(play, layer.group - 1, false)
-        now = compute(network, math.max(now, free[next_grad]), layer.quantize_dy + layer.wgrad)
-        free[next_grad] = reduce(network, layer, now, play.collective)
-        next_grad = next_grad % GRADS + 1
-        now = with_weight(play, layer, now, layer.dgrad, nil, layer.transpose)
-    end
-    return now
+-- A pass that reads what was gathered.
+local function with_weight(play, event, seconds)
+    local layer, place = play.layers[event.layer], event.slot or -event.hooked
+    play.now = math.max(play.now, play.arrived[place])
+    if event.transposes then play.now = compute(play.network, play.now, layer.transpose) end
+    play.now = compute(play.network, play.now, seconds)
+    play.read[place] = play.now
 end
 
--- Bytes of the groups' gathers, and how many groups there are. layers: group = 1, 2, ... in order.
-local function gathers_of(layers)
-    local gathers = {}
-    for _, layer in ipairs(layers) do
-        gathers[layer.group] = (gathers[layer.group] or 0.0) + layer.gather
-    end
-    return gathers
+function do_event.fprop(play, event) with_weight(play, event, play.layers[event.layer].fprop) end
+function do_event.dgrad(play, event) with_weight(play, event, play.layers[event.layer].dgrad) end
+
+function do_event.grads(play, event)
+    local layer = play.layers[event.layer]
+    play.now = compute(play.network, math.max(play.now, play.free[play.grad]),
+        layer.quantize_dy + layer.wgrad)
 end
 
--- A step of `ranks`: layers in forward order, each { group, gather, reduce (bytes of a rank's
--- piece), grads (dtype), fprop, quantize_dy, wgrad, dgrad, transpose, sum, weight, rows (seconds of
--- quantising w, and a rank's rows of it) }. options: keep (weights are gathered once, for forward
+function do_event.reduce(play, event)
+    play.free[play.grad] = reduce(play.network, play.layers[event.layer], play.now, play.collective)
+    play.grad = play.grad % GRADS + 1
+end
+
+-- A step of `ranks`: layers in forward order, each { group, turned, hooked (of schedule.lua);
+-- gather, gather_turned, reduce (bytes of a rank's piece); grads (dtype); fprop, quantize_dy,
+-- wgrad, dgrad, transpose, sum, weight, rows (seconds, the last two of quantising w and a rank's
+-- rows of it); amaxes }. options: keep (weights are gathered once, for forward
 -- and backward), collective (gradients are summed by it, not exchanged and added). Returns seconds:
 -- { alone (the same compute with whole weights), step, exposed, all_gather, reduce, update_alone,
 -- update (quantising all weights, or this rank's rows with the amaxes of all) }, or nil: not known.
@@ -235,13 +192,14 @@ function M.step(layers, ranks, options)
     local agreed = M.collective("all_reduce_max", 4.0 * amaxes, ranks)
     if not agreed then return nil end
     if amaxes == 0 then agreed = 0.0 end
-    local gathers = gathers_of(layers)
-    local play = { layers = layers, gathers = gathers, network = new_network(ranks),
-        slots = new_slots(options.keep and #gathers or 2), collective = options.collective }
+    local play = { layers = layers, network = new_network(ranks), collective = options.collective,
+        now = 0.0, arrived = {}, read = {}, free = { 0.0, 0.0 }, grad = 1 }
     local step = alone
     if ranks > 1 then
-        step = backward(play, forward(play, 0.0))
-        step = math.max(step, play.network.free)
+        for _, event in ipairs(schedule.step(layers, options.keep)) do
+            do_event[event.op](play, event)
+        end
+        step = math.max(play.now, play.network.free)
     end
     return {
         alone = alone, step = step, exposed = step - alone,
@@ -252,34 +210,10 @@ end
 
 -- ---- a model ------------------------------------------------------------------------------------
 
-local MOST = 2000 -- layers that are played; of more, as many of each in proportion
-
--- Every layer as often as it is there: blocks of all that are left, those that are rarer in the
--- last ones.
-local function instances(layers, share)
-    local most, list, group, before = 0, {}, 0, nil
-    local function count_of(layer) return math.max(1, math.floor(layer.count * share)) end
-    for _, layer in ipairs(layers) do most = math.max(most, count_of(layer)) end
-    for block = 1, most do
-        before = nil
-        for _, layer in ipairs(layers) do
-            if block > most - count_of(layer) then
-                local name = layer.gather_group
-                if not name or name ~= before then group = group + 1 end
-                before = name
-                list[#list + 1] = setmetatable({ group = group }, { __index = layer })
-            end
-        end
-    end
-    return list
-end
-
 -- step() of a model's layers, each with `count` and maybe `gather_group` in place of `group`.
 function M.model(layers, ranks, options)
-    local total = 0
-    for _, layer in ipairs(layers) do total = total + layer.count end
-    local share = math.min(1.0, MOST / total)
-    local seconds = M.step(instances(layers, share), ranks, options)
+    local list, share = schedule.instances(layers)
+    local seconds = M.step(list, ranks, options)
     if share == 1.0 or not seconds then return seconds end
     local alone = 0.0
     for _, layer in ipairs(layers) do

@@ -22,7 +22,7 @@ run fp8gen plan specs/llama3_8b.lua --fsdp 8 --layer qkv
 expect_code 0
 for text in "quantize_bf16_e4m3  bf16 -> e4m3         768 x 4096" "gathered w   transpose" \
     "memory of a rank: its rows of w 3.15 MB, gathered w 50.3 MB, " "one step of a rank moves" \
-    "over 8 ranks: gathers " "reduce_scatter  qkv                          fp32          12.6 MB"; do
+    "over 8 ranks: gathers " "reduce_scatter  qkv                          fp32      32         12.6 MB"; do
     expect_out_has "$text"
 done
 run fp8gen plan specs/llama3_8b.lua --layer qkv
@@ -75,6 +75,40 @@ expect_out_has "//   used by:    the state of recipe delayed"
 expect_out_has "//   used by:    sums over ranks"
 if grep -q "used by: *$" "$out"; then fail "a kernel that nothing uses"; fi
 
+case_of "the collectives of a plan are those of a run, in its order"
+shapes="64,64 128,64 64,128 96,64 64,96"
+for count in 1 2 3 5; do
+    list= arguments=() layers= at=0
+    for shape in $shapes; do
+        [ $at = $count ] && break
+        arguments+=(--shape $shape)
+        layers+="linear 'l$at' { out_features = ${shape%,*}, in_features = ${shape#*,} },"
+        at=$((at + 1))
+    done
+    run fp8gen bench shard --device host --case step "${arguments[@]}" --tokens 64 --blocks 1 \
+        --rounds 1 --trace "$T/trace.json"
+    expect_code 0
+    echo "return model 'm' { tokens = 64, mesh = { fsdp = 2 }, layers = { $layers } }" >"$T/m.lua"
+    run fp8gen plan "$T/m.lua"
+    expect_code 0
+    planned=$(sed -n 's/^ *[a-z]* *\(all_gather\|reduce_scatter\) *l\([0-9]\) .*/\1 \2/p' "$out")
+    ran=$(sed -n 's/.*"name":"\([a-z_]* [0-9]\)","cat":"communication".*"pid":0,.*/\1/p' \
+        "$T/trace.json")
+    [ -n "$ran" ] && [ "$ran" = "$planned" ] ||
+        fail "$count layers: $(echo $ran) expected, not $(echo $planned)"
+done
+
+case_of "rows are gathered anew where the slot holds a turned copy, as often as the step says"
+printf 'return model "m" { tokens = 64, mesh = { fsdp = 4 }, layers = {
+    linear "a" { in_features = 64, out_features = 64, recipe = recipe.delayed {} },
+    linear "b" { in_features = 64, out_features = 64, recipe = recipe.block {} },
+    linear "c" { in_features = 64, out_features = 64, recipe = recipe.rowwise {} } } }' >"$T/m.lua"
+run fp8gen plan "$T/m.lua"
+expect_code 0
+[ "$(sed -n 's/ *\([a-z]*\) *all_gather *\([a-c]\) .*/\1 \2/p' "$out" | xargs)" = \
+    "fprop a fprop b fprop c dgrad c dgrad a" ] || fail "five gathers expected"
+expect_out_has "(gathers 320 us, " # of 64 us each
+
 case_of "the rows of all ranks are those of w, once each; every rank plans the same collectives"
 for ranks in 3 7 16; do
     at=0 lines=
@@ -111,7 +145,11 @@ if grep -q "over 9 ranks" "$out"; then fail "nine GPUs are no host: no predictio
 run fp8gen plan specs/llama3_8b.lua --world 6
 expect_code 0
 for mesh in 1 2 3 6; do expect_out_has "fsdp $mesh "; done
-[ "$(wc -l <"$out")" -eq 5 ] || fail "a heading and four meshes expected"
+[ "$(wc -l <"$out")" -eq 6 ] || fail "a heading, four meshes and what a step is expected"
+step=$(sed -n 's/^fsdp 1 .* \([0-9.]* ms\) *- .*/\1/p' "$out")
+run fp8gen plan specs/llama3_8b.lua
+expect_out_has "forward and backward $step"
+expect_out_has "ms pass by pass"
 run fp8gen plan specs/llama3_8b.lua --world 8 --json
 expect_code 0
 [ "$(grep -c '"predicted":{"all_gather":' "$out")" -eq 4 ] || fail "four predictions expected"

@@ -153,7 +153,7 @@ static void test_pieces(void **state)
     "            recipe = { name = recipes[random(#recipes)] }, bias = random(2) == 1,\n"          \
     "            compute = random(5) == 1 and 'bf16' or 'fp8',\n"                                  \
     "            grad_weight = random(2) == 1 and 'bf16' or 'fp32',\n"                             \
-    "            gather_group = ({ 'a', 'b', false })[random(3)] or nil }\n"                       \
+    "            gather_group = ({ 'a', 'b', false })[random(3)] or nil, count = 1 }\n"            \
     "    end\n"                                                                                    \
     "    return { layers = layers, mesh = { tensor = 1, fsdp = ranks },\n"                         \
     "        shard = { backward = random(2) == 1 and 'gather' or 'keep', reduce = 'sum' } }\n"     \
@@ -162,44 +162,105 @@ static void test_pieces(void **state)
 static void test_collectives(void **state)
 {
     (void)state;
-    run_lua(PRELUDE COLLECTIVES
-            "for i = 1, 60 do for _, ranks in ipairs { 1, 2, 3, 7, 8, 64 } do\n"
-            "    local model = model_of(random(9), ranks)\n"
-            "    local layers, list = model.layers, shard.collectives(model, format)\n"
-            "    assert(ranks > 1 or #list == 0)\n"
-            "    local gathered, again, reduced, amax, phase = {}, {}, {}, {}, 0\n"
-            "    local order = { weight = 1, fprop = 2, dgrad = 3, wgrad = 3 }\n"
-            "    for _, c in ipairs(list) do\n"
-            "        assert(order[c.pass] >= phase)\n"
-            "        phase = order[c.pass]\n"
-            "        assert(math.type(c.bytes_a_rank) == 'integer' and c.bytes_a_rank > 0 and "
-            "#c.layers > 0)\n"
-            "        local set = c.op == 'all_reduce_max' and amax or c.op == 'reduce_scatter' and "
-            "reduced\n"
-            "            or c.pass == 'fprop' and gathered or again\n"
-            "        for at, index in ipairs(c.layers) do\n"
-            "            assert(not set[index]) -- once a step\n"
-            "            set[index] = true\n"
-            "            local before = layers[c.layers[at - 1]]\n"
-            "            assert(at == 1 or c.layers[at - 1] < index)\n"
-            "            assert(at == 1 or c.op == 'all_reduce_max'\n"
-            "                or before.gather_group == layers[index].gather_group)\n"
-            "        end\n"
-            "        if c.op == 'reduce_scatter' then -- rows for every rank, of the same size\n"
-            "            local layer = layers[c.layers[1]]\n"
-            "            local size = layer.grad_weight == 'bf16' and 2 or 4\n"
-            "            assert(c.dtype == layer.grad_weight)\n"
-            "            assert(c.bytes_a_rank * ranks >= layer.out_features * layer.in_features * "
-            "size)\n"
-            "            assert(not again[c.layers[1]] == (model.shard.backward == 'keep'))\n"
-            "        end\n"
-            "    end\n"
-            "    for index, layer in ipairs(ranks > 1 and layers or {}) do\n"
-            "        assert(gathered[index] and reduced[index])\n"
-            "        local has = layer.compute ~= 'bf16' and layer.recipe.name ~= 'block'\n"
-            "        assert((amax[index] or false) == has)\n"
-            "    end\n"
-            "end end\n");
+    run_lua(
+        PRELUDE COLLECTIVES
+        "for i = 1, 60 do for _, ranks in ipairs { 1, 2, 3, 7, 8, 64 } do\n"
+        "    local model = model_of(random(9), ranks)\n"
+        "    local layers, list = model.layers, shard.collectives(model, format)\n"
+        "    assert(ranks > 1 or #list == 0)\n"
+        "    local gathered, again, reduced, amax, phase = {}, {}, {}, {}, 0\n"
+        "    local order = { weight = 1, fprop = 2, dgrad = 3, wgrad = 3 }\n"
+        "    for _, c in ipairs(list) do\n"
+        "        assert(order[c.pass] >= phase)\n"
+        "        phase = order[c.pass]\n"
+        "        assert(math.type(c.bytes_a_rank) == 'integer' and c.bytes_a_rank > 0 and "
+        "#c.layers > 0)\n"
+        "        local set = c.op == 'all_reduce_max' and amax or c.op == 'reduce_scatter' and "
+        "reduced\n"
+        "            or c.pass == 'fprop' and gathered or again\n"
+        "        for at, index in ipairs(c.layers) do\n"
+        "            assert(not set[index] and c.times == 1) -- once a step\n"
+        "            set[index] = true\n"
+        "            local before = layers[c.layers[at - 1]]\n"
+        "            assert(at == 1 or c.layers[at - 1] < index)\n"
+        "            assert(at == 1 or c.op == 'all_reduce_max'\n"
+        "                or before.gather_group == layers[index].gather_group)\n"
+        "        end\n"
+        "        if c.op == 'reduce_scatter' then -- rows for every rank, of the same size\n"
+        "            local layer = layers[c.layers[1]]\n"
+        "            local size = layer.grad_weight == 'bf16' and 2 or 4\n"
+        "            assert(c.dtype == layer.grad_weight)\n"
+        "            assert(c.bytes_a_rank * ranks >= layer.out_features * layer.in_features * "
+        "size)\n"
+        "        end\n"
+        "    end\n"
+        "    for index, layer in ipairs(ranks > 1 and layers or {}) do\n"
+        "        assert(gathered[index] and reduced[index])\n"
+        "        local own = shard.scheduled(layer).turned -- copies that are not made of rows\n"
+        "        assert(not own or again[index])\n"
+        "        assert(own or model.shard.backward ~= 'keep' or not again[index])\n"
+        "        local last = index == #layers and layer.compute ~= 'bf16'\n"
+        "        assert(own or not last or not again[index]) -- it lies in its slot still\n"
+        "        local has = layer.compute ~= 'bf16' and layer.recipe.name ~= 'block'\n"
+        "        assert((amax[index] or false) == has)\n"
+        "    end\n"
+        "end end\n");
+}
+
+/* Gathers by hand: two slots, one group ahead; `x32` where it is not once. */
+static void test_gathers(void **state)
+{
+    (void)state;
+    run_lua(
+        "local shard = require 'shard'\n"
+        "local format = { pad_ld = 128, part_align = 256 }\n"
+        "local function gathers(backward, names, fields)\n"
+        "    local layers, text = {}, {}\n"
+        "    for name in names:gmatch('%S+') do\n"
+        "        local one = { name = name, out_features = 64, in_features = 64, count = 1,\n"
+        "            recipe = { name = name:match '^r' and 'rowwise' or 'current' },\n"
+        "            compute = name:match '^h' and 'bf16' or 'fp8', grad_weight = 'fp32' }\n"
+        "        for key, value in pairs(fields and fields[name] or {}) do one[key] = value end\n"
+        "        layers[#layers + 1] = one\n"
+        "    end\n"
+        "    local model = { layers = layers, mesh = { fsdp = 4 }, shard = { backward = backward } "
+        "}\n"
+        "    for _, c in ipairs(shard.collectives(model, format)) do\n"
+        "        if c.op == 'all_gather' then\n"
+        "            if c.pass == 'dgrad' and not text.back then\n"
+        "                text[#text + 1], text.back = '|', true\n"
+        "            end\n"
+        "            local together = {}\n"
+        "            for at, i in ipairs(c.layers) do together[at] = layers[i].name end\n"
+        "            text[#text + 1] = table.concat(together, '+')\n"
+        "                .. (c.times > 1 and 'x' .. c.times or '')\n"
+        "        end\n"
+        "    end\n"
+        "    return table.concat(text, ' ')\n"
+        "end\n"
+        "local function same(a, b) assert(a == b, a) end\n"
+        "same(gathers('gather', 'a'), 'a')\n"
+        "same(gathers('gather', 'a b'), 'a b')\n"
+        "same(gathers('gather', 'a b c d'), 'a b c d | b a')\n"
+        "same(gathers('keep', 'a b c d'), 'a b c d')\n"
+        "-- a turned copy takes the place of its rows, kept ones lie beside them\n"
+        "same(gathers('gather', 'a b r'), 'a b r | r a')\n"
+        "same(gathers('gather', 'a r c'), 'a r c | r a')\n"
+        "same(gathers('keep', 'a r c'), 'a r c | r')\n"
+        "-- of a group where the turned copy is there only the rows are missing\n"
+        "local g = { gather_group = 'g' }\n"
+        "same(gathers('gather', 'a b c d', { a = g, b = g }), 'a+b c d | a+b')\n"
+        "same(gathers('gather', 'a r', { a = g, r = g }), 'a+r | r')\n"
+        "-- a hook brings its weight for each pass and takes no slot\n"
+        "same(gathers('gather', 'a h c'), 'a h c | h')\n"
+        "same(gathers('keep', 'a h c'), 'a h c')\n"
+        "-- blocks; more than are played\n"
+        "local function counts(a, b, c)\n"
+        "    return { a = { count = a }, b = { count = b }, c = { count = c } }\n"
+        "end\n"
+        "same(gathers('gather', 'a b c', counts(32, 32, 1)), 'ax32 bx32 c | ax32 bx31')\n"
+        "same(gathers('gather', 'a b c', counts(5000, 5000, 1)), 'ax5000 bx5000 c | ax5000 "
+        "bx4999')\n");
 }
 
 static void test_payload(void **state)
@@ -278,7 +339,8 @@ int main(void)
         cmocka_unit_test(test_parts_tile),   cmocka_unit_test(test_known_parts),
         cmocka_unit_test(test_weights_tile), cmocka_unit_test(test_groups),
         cmocka_unit_test(test_pieces),       cmocka_unit_test(test_collectives),
-        cmocka_unit_test(test_payload),      cmocka_unit_test(test_shrink),
+        cmocka_unit_test(test_gathers),      cmocka_unit_test(test_payload),
+        cmocka_unit_test(test_shrink),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
