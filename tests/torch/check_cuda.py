@@ -140,6 +140,29 @@ class Cuda(unittest.TestCase):
             torch.cuda.synchronize()
             self.assertTrue(torch.equal(y, wanted), turn)
 
+    def test_bytes_of_streams(self):
+        """A weight's bytes are neither given away nor written while another stream reads them."""
+        x, w = randn(512, 2048), randn(2048, 2048)
+        wanted = fp8_linear(x, w.clone())
+        for change in ("dropped", "written"):
+            state, weight = State(), w.clone()
+            a, b = torch.cuda.Stream(), torch.cuda.Stream()
+            torch.cuda.synchronize()
+            with torch.cuda.stream(a):
+                fp8_linear(x, weight, None, state)
+            with torch.cuda.stream(b):
+                torch.cuda._sleep(50_000_000)
+                y = fp8_linear(x, weight, None, state)
+            with torch.cuda.stream(a):
+                if change == "dropped":
+                    size, state.kept = state.kept.data.numel(), None
+                    torch.empty(size, dtype=torch.uint8, device=DEVICE).fill_(0)
+                else:
+                    weight.mul_(2)
+                    fp8_linear(x, weight, None, state)
+            torch.cuda.synchronize()
+            self.assertTrue(torch.equal(y, wanted), change)
+
     def test_threads(self):
         w, x = randn(256, 512), randn(128, 512)
         wanted = fp8_linear(x, w)

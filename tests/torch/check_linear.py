@@ -319,6 +319,41 @@ class Versions(unittest.TestCase):
         fp8_linear(x, w, None, Meanwhile()).backward(dy)
         self.assertTrue(torch.equal(x.grad, wanted[1]))
 
+    @unittest.skipIf(DEVICE.type == "cuda", "with made-up streams; check_cuda.py has real ones")
+    def test_bytes_of_streams(self):
+        """Bytes that two streams use are read behind who made them, and written no more."""
+        state, x, w = State(), randn(33, 72), randn(40, 72)
+        plan = state.plan(x, w, None, w.dtype, w.dtype)
+
+        def called(stream):
+            with unittest.mock.patch.object(plan, "stream", lambda: stream):
+                fp8_linear(x, w, None, state)
+            return state.kept.data
+
+        with (
+            unittest.mock.patch.object(states, "_wait_for") as waits,
+            unittest.mock.patch.object(states, "_reads") as reads,
+        ):
+            made = called(11)
+            weights_changed()
+            self.assertIs(called(11), made)  # one stream: in place
+            weights_changed()
+            other = called(22)
+            self.assertIsNot(other, made)
+            reads.assert_not_called()
+            self.assertIs(called(11), other)
+            waits.assert_called_once_with(22, DEVICE)
+            reads.assert_called_once_with(other, DEVICE)
+            weights_changed()
+            self.assertIsNot(called(22), other)  # the first stream may still read them
+
+        def taken(*_):  # by another thread, to be written, while this one looks
+            state.kept = None
+            return True
+
+        with unittest.mock.patch.object(states.Identity, "is_of", taken):
+            self.assertIsNone(state.current(plan, w, abi.ROW, True, (11, False, 0, 0)))
+
     def test_not_kept(self):
         state, x, w = State(keep=False), leaf(randn(33, 72)), leaf(randn(40, 72))
         wanted = both(x, w, None)

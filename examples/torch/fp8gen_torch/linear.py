@@ -83,7 +83,7 @@ _apply = super(torch.autograd.Function, _Linear).apply
 
 
 def _wants(want):
-    """As ctx.needs_input_grad has it, of the operators' bits: gradients of x 1, weight 2, bias 4."""
+    """Which gradients, as ctx.needs_input_grad has it, of the bits x 1, weight 2, bias 4."""
     return bool(want & 1), bool(want & 2), bool(want & 4), False
 
 

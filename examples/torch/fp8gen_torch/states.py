@@ -153,13 +153,13 @@ class Site:
 class Copies:
     """A weight's FP8 copies that are kept: the operand's bytes and which copies they hold, the
     Plan.place that they are laid out for, the Identity of the weight that they were made from, on
-    which stream, and whether by an evaluation."""
+    which stream, and whether by an evaluation; shared: another stream reads them too."""
 
-    __slots__ = ("data", "copies", "place", "identity", "stream", "evaluated")
+    __slots__ = ("data", "copies", "place", "identity", "stream", "evaluated", "shared")
 
     def __init__(self, data, copies, place, identity, at):
         self.data, self.copies, self.place, self.identity = data, copies, place, identity
-        self.stream, self.evaluated = at[0], at[3] & abi.CALL_EVALUATE
+        self.stream, self.evaluated, self.shared = at[0], at[3] & abi.CALL_EVALUATE, False
 
 
 class State:
@@ -285,7 +285,12 @@ class State:
         if not kept.identity.is_of(weight):
             return None
         if stream != kept.stream and not capturing:
+            with _taking:
+                if self.kept is not kept:  # taken, to be written
+                    return None
+                kept.shared = True
             _wait_for(kept.stream, weight.device)
+            _reads(kept.data, weight.device)
         return kept
 
     def forward(self, site, x, weight, bias, wants):
@@ -460,13 +465,19 @@ class State:
 
     def _memory(self, plan, copies, at):
         """(bytes to write, which copies, the Identity that they had): those that are kept, taken so
-        that no other thread writes them too and behind the stream that they were made on, or new
-        ones."""
+        that no other thread writes them too, or new ones. New where another stream may still read
+        those that are kept; what graphs write stays where it is."""
         if self.keep:
             with _taking:
                 kept, self.kept = self.kept, None
-            if kept is not None and kept.copies & copies == copies and kept.place == plan.place:
-                stream, capturing = at[:2]
+            stream, capturing = at[:2]
+            if (
+                kept is not None
+                and kept.copies & copies == copies
+                and kept.place == plan.place
+                and not kept.shared
+                and (stream == kept.stream or capturing or self._captured)
+            ):
                 if stream != kept.stream and not capturing:
                     _wait_for(kept.stream, plan.device)
                 return kept.data, kept.copies, kept.identity
@@ -494,6 +505,11 @@ def _wait_for(stream, device):
         else torch.cuda.default_stream(device)
     )
     torch.cuda.current_stream(device).wait_stream(other)
+
+
+def _reads(data, device):
+    """Memory of another stream is not given away before what is enqueued on the current one."""
+    data.record_stream(torch.cuda.current_stream(device))
 
 
 def check(x, weight, bias):
