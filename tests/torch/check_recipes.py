@@ -5,13 +5,23 @@ import threading
 import time
 import unittest
 import unittest.mock
+import weakref
 
 import torch
 import torch.nn.functional as F
 
 import rig
 from rig import DEVICE, error, randn
-from fp8gen_torch import Recipe, State, abi, advance_scales, fp8_linear, operand, states
+from fp8gen_torch import (
+    Recipe,
+    State,
+    abi,
+    advance_scales,
+    fp8_linear,
+    operand,
+    states,
+    weights_changed,
+)
 
 RECIPES = ("current", "delayed", "rowwise", "rowwise_hp_wgrad", "block")
 SHAPE = (100, 136, 264)  # M, N, K
@@ -183,6 +193,30 @@ class Recipes(unittest.TestCase):
             for thread in threads:
                 thread.join()
         self.assertEqual(len(made), 1)
+
+    def test_history_of_two_layers(self):
+        """A history goes from layer to layer; none ends while another thread may be in a call."""
+        x, w, _, dy = inputs(64, 128, 256)
+        state, made = State(Recipe("delayed", history_length=4)), []
+
+        class History(states.History):
+            def __init__(self, *rest):
+                super().__init__(*rest)
+                made.append(weakref.ref(self))
+
+        with unittest.mock.patch.object(states, "History", History):
+            for step in range(1, 4):
+                weights_changed()
+                for dtype, factor in ((torch.bfloat16, 2.0), (torch.float32, 4.0)):
+                    given = x.detach().to(dtype) * factor * step
+                    fp8_linear(given, w, None, state).backward(dy.to(dtype))
+                fp8_linear(x.detach(), w, None, state).backward(dy)
+                amaxes = [4 * step * x.abs().max(), w.abs().max(), dy.abs().max()]
+                noted = state.kept_history.running().tolist()
+                self.assertEqual(noted, [amax.item() for amax in amaxes])
+                advance_scales()
+        self.assertEqual(len(made), 2)
+        self.assertTrue(all(history() for history in made))
 
     def test_history_after_evaluation(self):
         """A weight that an evaluation quantises first still rolls in the next training step."""

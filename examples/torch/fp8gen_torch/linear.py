@@ -240,8 +240,8 @@ def fp8_linear(x, weight, bias=None, state=None):
     state: a `State`, kept by the caller for this weight; None: the one that the weight carries.
     Output dtype, autocast and gradient dtypes are F.linear's. A weight with an fp32 or bf16
     attribute `main_grad` gets its gradient added there, in the product's epilogue; its .grad stays
-    None and `weight.grad_added_to_main_grad` is set. A failed call raises Fp8Error; nothing falls
-    back.
+    None and, in eager mode, `weight.grad_added_to_main_grad` is set (a compiled backward sets no
+    attributes). A failed call raises Fp8Error; nothing falls back.
     """
     if state is None:
         state = getattr(weight, "_fp8gen_state", None) or state_of(weight)

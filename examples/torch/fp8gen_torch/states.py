@@ -181,6 +181,7 @@ class State:
         self._captured = False  # a graph has written the bytes: only graphs may trust them
         self._of_graphs = []  # bytes that graphs write at every replay, but are kept no more
         self.kept_history = None  # of recipe "delayed", from the first call on
+        self._histories = {}  # by the layer; a call of another thread may still be given one
         self._saved_history = None  # loaded before that
 
     def __reduce__(self):  # a copy, or one from a file, starts empty and has its own number
@@ -247,7 +248,8 @@ class State:
         return self.plan_of(0, weight.device, shape, weight.dtype, like)
 
     def at(self, plan, training):
-        """Context.at for a pass of this weight."""
+        """Context.at for a pass of this weight. The history goes with the weight from layer to
+        layer (x in bf16 and in fp32 are two); that blocks."""
         if not self._is_delayed:
             return plan.at()
         kept = self.kept_history
@@ -255,10 +257,20 @@ class State:
             with _taking:  # one for all threads: the last one to make it would end the others'
                 kept = self.kept_history
                 if kept is None or kept.layer is not plan.layer:
-                    saved = kept.save() if kept is not None else self._saved_history
-                    self.kept_history = kept = History(plan.layer, saved)
-                    _delayed[self.number] = self
+                    kept = self._move_history(plan.layer)
         return plan.at(kept.handle, 0 if training else abi.CALL_EVALUATE)
+
+    def _move_history(self, layer):
+        """Makes the layer's History the one that is kept, with what the last one held."""
+        last, moved = self.kept_history, self._histories.get(layer)
+        saved = self._saved_history if last is None else last.save()
+        if moved is None:
+            moved = self._histories[layer] = History(layer, saved)
+            _delayed[self.number] = self
+        else:
+            moved.load(saved)
+        self.kept_history = moved
+        return moved
 
     def save_history(self):
         """The history of recipe "delayed" as a uint8 tensor on the CPU, None if there is none yet;
