@@ -20,7 +20,8 @@ enum { MAX_LAYERS = 16 };
 static void show(void *user, fp8_log_level level, const char *message)
 {
     (void)user;
-    fprintf(stderr, "%s: %s\n", level == FP8_LOG_ERROR ? "error" : "warning", message);
+    (void)level; /* warnings, and what FP8_LOG asks for; errors are returned */
+    fprintf(stderr, "libfp8: %s\n", message);
 }
 
 static fp8_context *open_context(void)
@@ -39,18 +40,22 @@ static int describe(int argc, char **argv, fp8_layer_description *layers)
     static const char *const mlp[] = { "64", "256", "128", "256", "64", "128" };
     const char *const *words = argc > 1 ? (const char *const *)argv + 1 : mlp;
     int count = (argc > 1 ? argc - 1 : 6) / 3;
-    for (int i = 0; i < count && i < MAX_LAYERS; i++) {
+    for (int i = 0; i < count; i++) {
         layers[i] = (fp8_layer_description)FP8_LAYER_DESCRIPTION_INIT;
         layers[i].in_features = atoll(words[3 * i]);
         layers[i].out_features = atoll(words[3 * i + 1]);
         layers[i].max_tokens = atoll(words[3 * i + 2]);
     }
-    return count < MAX_LAYERS ? count : MAX_LAYERS;
+    return count;
 }
 
 int main(int argc, char **argv)
 {
     fp8_layer_description layers[MAX_LAYERS];
+    if ((argc - 1) % 3 != 0 || argc - 1 > 3 * MAX_LAYERS) {
+        fprintf(stderr, "usage: %s [IN_FEATURES OUT_FEATURES MAX_TOKENS]...\n", argv[0]);
+        return 2;
+    }
     int count = describe(argc, argv, layers);
     fp8_context *context = open_context();
     if (!context) {
@@ -71,7 +76,7 @@ int main(int argc, char **argv)
                    (long long)layers[i].out_features, bytes);
     }
     if (status != FP8_OK)
-        fprintf(stderr, "%s\n", fp8_last_error());
+        fprintf(stderr, "error: %s\n  remedy: %s\n", fp8_last_error(), fp8_status_remedy(status));
     fp8_context_destroy(context);
     return status != FP8_OK;
 }

@@ -65,7 +65,7 @@ extern "C" {
     X(FP8_ERR_WORKSPACE, 6, "workspace", "ask fp8_layer_bytes for the size and allocate it")       \
     X(FP8_ERR_VERSION, 7, "version", "run forward again with the weight that backward uses")       \
     X(FP8_ERR_OPERAND, 8, "operand", "pass an operand that the pass named in the message filled")  \
-    X(FP8_ERR_BUNDLE, 9, "bundle", "rebuild the bundle with this version of fp8gen")               \
+    X(FP8_ERR_BUNDLE, 9, "bundle", "name the folder of a bundle that this version built")          \
     X(FP8_ERR_ARCH, 10, "arch", "rebuild the bundle with --arch for this GPU")                     \
     X(FP8_ERR_NOT_FOUND, 11, "not found", "use one of the names that the message lists")           \
     X(FP8_ERR_LIBRARY, 12, "library", "install the library, or set the variable if one is named")  \
@@ -234,7 +234,7 @@ FP8_API fp8_status fp8_operand_parts(const fp8_operand *operand, fp8_operand_vie
 enum { FP8_DEVICE_HOST = -1 };
 
 typedef enum fp8_log_level {
-    FP8_LOG_ERROR = 1,
+    FP8_LOG_ERROR = 1, /* what a call returned, with its sentence: off unless asked for */
     FP8_LOG_WARNING = 2,
     FP8_LOG_INFO = 3,
     FP8_LOG_DISPATCH = 4, /* one line for each choice and refusal of a GEMM, with the reason */
@@ -250,7 +250,7 @@ typedef struct fp8_context_options {
     int32_t threads; /* host context: worker threads; 0 = all cores */
     fp8_log_callback log;
     void *log_user;
-    uint32_t log_levels; /* bit (1 << level): wanted; 0: errors, warnings and what FP8_LOG says */
+    uint32_t log_levels; /* bit (1 << level): wanted; 0: warnings, and what FP8_LOG says */
     uint32_t reserved0;
     uint64_t reserved[4];
 } fp8_context_options;

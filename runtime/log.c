@@ -1,7 +1,8 @@
 /*
  * log.c - the log: levels, the variable FP8_LOG, one line at a time into the context's callback.
  *
- * The library never prints. A line is formatted into a fixed buffer only if its level is wanted, so
+ * The library never prints. An error is returned with its sentence, so that it is logged only where
+ * that is asked for. A line is formatted into a fixed buffer only if its level is wanted, so
  * that an unwanted line costs one test on the hot path.
  */
 #include <stdarg.h>
@@ -40,7 +41,7 @@ void fp8_log_setup(struct fp8_log *log, const fp8_context_options *options)
     log->user = options->log_user;
     log->levels = options->log_levels;
     if (!log->levels)
-        log->levels = 1u << FP8_LOG_ERROR | 1u << FP8_LOG_WARNING | levels_of_environment();
+        log->levels = 1u << FP8_LOG_WARNING | levels_of_environment();
 }
 
 void fp8_log_write(const struct fp8_log *log, fp8_log_level level, const char *format, ...)

@@ -294,8 +294,6 @@ static fp8_status open_path(fp8_context *context, const char *path, fp8_bundle *
 static void warn_unprepared(const fp8_context *context, const fp8_bundle *bundle,
                             const fp8_layer_description *d, int64_t milliseconds)
 {
-    if (!fp8_log_wanted(&context->log, FP8_LOG_WARNING))
-        return;
     char name[128], kernels[512] = "";
     size_t at = 0;
     for (int i = 0; i < bundle->manifest.kernel_count && at + 1 < sizeof kernels; i++) {
@@ -305,8 +303,9 @@ static void warn_unprepared(const fp8_context *context, const fp8_bundle *bundle
     }
     fp8_log_write(&context->log, FP8_LOG_WARNING,
                   "%s: not prepared, its bundle took %" PRId64
-                  " ms inside a step; fp8_context_prepare makes it beforehand (kernels %s)",
-                  fp8_description_name(d, name), milliseconds, kernels);
+                  " ms inside a step; fp8_context_prepare makes it beforehand",
+                  fp8_description_name(d, name), milliseconds);
+    fp8_log_write(&context->log, FP8_LOG_INFO, "%s: kernels %s", name, kernels);
 }
 
 /* A provider's bundle; a second time if the first was damaged or removed between its check and

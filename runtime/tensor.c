@@ -57,8 +57,7 @@ fp8_status fp8_check_tokens(const struct fp8_check *check, const char *what, int
                         what, (long long)tokens);
     if (tokens > check->plan->max_tokens)
         return fp8_fail(FP8_ERR_TOKENS,
-                        "%s: %s is %lld tokens, but layer '%s' was built for max_tokens = %lld; "
-                        "raise max_tokens in the spec and rebuild, or split the batch",
+                        "%s: %s is %lld tokens, but layer '%s' was built for max_tokens = %lld",
                         check->call, what, (long long)tokens, check->plan->name,
                         (long long)check->plan->max_tokens);
     return FP8_OK;

@@ -17,7 +17,7 @@ struct values {
 static int failed(fp8gen_status status)
 {
     fflush(stdout);
-    fputs(fp8gen_jit_error(), stderr);
+    cli_diagnostics(fp8gen_jit_error());
     return (int)status;
 }
 
@@ -146,6 +146,9 @@ const struct cli_command cli_cache_path_command = {
 const struct cli_command cli_cache_list_command = {
     .name = "cache list",
     .summary = "list what the cache holds",
+    .details =
+        "The kinds: 'kernels', compiled; 'bundles', of layers described at run time; 'failed', the "
+        "sources and logs of kernels that did not compile, kept to be looked at.",
     .operands = "",
     .run = run_list,
 };

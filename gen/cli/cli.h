@@ -182,6 +182,8 @@ const char *cli_style_on(enum cli_style style);
 const char *cli_style_off(void);
 
 void cli_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* What the generator says, as it says it; what names no place in a spec gets the program's name. */
+void cli_diagnostics(const char *text);
 void cli_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void cli_hint(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Not printed with -q. */

@@ -20,8 +20,6 @@ static void log_line(void *user, fp8_log_level level, const char *message)
 {
     (void)user;
     static const char *const names[] = { "", "error", "warning", "info", "dispatch" };
-    if (level == FP8_LOG_ERROR) /* said where the call failed, with its context */
-        return;
     const char *name = level >= 1 && level <= 4 ? names[level] : "log";
     fprintf(stderr, "libfp8: %s: %s\n", name, message);
 }
@@ -33,8 +31,7 @@ static fp8_status create(struct cli_device *device, int ordinal, int threads)
     options.threads = threads;
     options.log = log_line;
     if (cli_verbosity() > 0)
-        options.log_levels = 1u << FP8_LOG_ERROR | 1u << FP8_LOG_WARNING | 1u << FP8_LOG_INFO |
-                             1u << FP8_LOG_DISPATCH;
+        options.log_levels = 1u << FP8_LOG_WARNING | 1u << FP8_LOG_INFO | 1u << FP8_LOG_DISPATCH;
     device->is_host = ordinal == FP8_DEVICE_HOST;
     fp8_status status = fp8_context_create(&options, &device->context);
     const char *path;

@@ -22,7 +22,8 @@ static const struct {
     [CLI_ENV_CACHE_DIR] = { "FP8GEN_CACHE_DIR", "folder of the kernel cache (default "
                                                 "$XDG_CACHE_HOME/fp8gen, ~/.cache/fp8gen)" },
     [CLI_ENV_CACHE_SIZE] = { "FP8GEN_CACHE_SIZE", "what the cache is kept within (default 1G)" },
-    [CLI_ENV_LOG] = { "FP8_LOG", "runtime messages on stderr: info,dispatch (each GEMM choice)" },
+    [CLI_ENV_LOG] = { "FP8_LOG", "runtime messages on stderr, with commas: error, warning, "
+                                 "info, dispatch (each GEMM choice)" },
     [CLI_ENV_CUBLASLT_PATH] = { "FP8_CUBLASLT_PATH",
                                 "libcublasLt, where the loader does not find it by itself" },
     [CLI_ENV_NVRTC_PATH] = { "FP8_NVRTC_PATH",

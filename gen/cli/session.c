@@ -19,7 +19,7 @@ int cli_gen_failed(const fp8gen *gen, fp8gen_status status, const char *what)
     cli_progress_end();
     fflush(stdout);
     if (text[0])
-        fputs(text, stderr);
+        cli_diagnostics(text);
     else if (!gen)
         cli_error("%s: out of memory", what);
     else

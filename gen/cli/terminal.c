@@ -91,6 +91,18 @@ void cli_error(const char *format, ...)
     va_end(arguments);
 }
 
+void cli_diagnostics(const char *text)
+{
+    static const char bare[] = "error: ";
+    if (strncmp(text, bare, sizeof bare - 1) == 0) {
+        text += sizeof bare - 1;
+        int length = (int)strcspn(text, "\n");
+        cli_error("%.*s", length, text);
+        text += length + (text[length] == '\n');
+    }
+    fputs(text, stderr);
+}
+
 void cli_warning(const char *format, ...)
 {
     va_list arguments;

@@ -35,6 +35,7 @@ case_of "embed: no bundle"
 run "$embed" "$T" qkv
 expect_code 1
 expect_err_has manifest.json
+expect_err_has "remedy: name the folder of a bundle"
 
 case_of "embed: usage"
 run "$embed"
@@ -81,5 +82,9 @@ expect_out_has "100 -> 30: "
 run "$FP8_TEST_BUILD/bin/example_jit" 0 30 7
 expect_code 1
 expect_err_has "in_features is 0"
+[ "$(grep -c "in_features is 0" "$err")" = 1 ] || fail "the error once expected"
+run "$FP8_TEST_BUILD/bin/example_jit" 3 5
+expect_code 2
+expect_err_has "usage: "
 
 finish
