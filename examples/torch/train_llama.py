@@ -482,7 +482,12 @@ def options(arguments):
     )
     p.add_argument("--every", type=int, default=10, help="steps from one printed line to the next")
     args = p.parse_args(arguments)
-    args.batch = max(1, args.tokens // args.length)
+    if args.length < 1 or args.tokens < 1 or args.tokens % args.length:
+        p.error(
+            f"--tokens {args.tokens} is no multiple of --length {args.length}: "
+            "a micro-batch is of whole sequences"
+        )
+    args.batch = args.tokens // args.length
     if args.graph and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         p.error("--graph is for one rank: the counters of the wire are Python's")
     return args
@@ -533,9 +538,11 @@ def train(model, args, device, first, losses, say):
             said = f"step {step + 1:5d}  loss {loss.item():.4f}  norm {norm.item():.3f}"
             now, count = time.perf_counter(), (step - first) % args.every + 1
             rate = args.tokens * args.micro_batches * zero.world * count / (now - mark)
-            memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+            memory = ""
+            if device.type == "cuda":
+                memory = f"{torch.cuda.max_memory_allocated() / 2**30:6.2f} GiB  "
             say(
-                f"{said}  {rate:9.0f} tokens/s  {memory:6.2f} GiB  "
+                f"{said}  {rate:9.0f} tokens/s  {memory}"
                 f"{(zero.wire - wire) / count / 2**20:8.2f} MiB/step on the wire",
                 flush=True,
             )
@@ -579,6 +586,12 @@ def main(arguments=None):
         f"{zero.world} rank(s) on {device.type}, "
         f"{args.batch * args.length * args.micro_batches * zero.world} tokens a step"
     )
+    work = 6 * parameters * args.tokens * args.micro_batches
+    if device.type == "cpu" and work > 1e11:
+        say(
+            f"note: {work / 1e12:.2g} TFLOP a step and rank take long on a CPU; "
+            "--config tiny --tokens 512 is for trying"
+        )
     held_out = train(model, args, device, first, losses, say)
     losses = [float(loss) for loss in losses]
     if held_out is not None:

@@ -72,8 +72,12 @@ class Recipes(unittest.TestCase):
                 self.assertLess(error(a, c), 0.08, recipe)
         with self.assertRaisesRegex(ValueError, "rowwise_hp_wgrad"):
             Recipe("tensorwise")
-        with self.assertRaisesRegex(abi.Fp8Error, "hybrid"):
-            fp8_linear(*inputs(*SHAPE)[:2], None, State(Recipe("block", "hybrid")))
+        with self.assertRaisesRegex(ValueError, "format is 'hybrid'; recipe 'block' takes e4m3"):
+            Recipe("block", "hybrid")
+        self.assertEqual(repr(Recipe("block")), "Recipe('block')")
+        self.assertEqual(
+            repr(Recipe("delayed", history_length=4)), "Recipe('delayed', history_length=4)"
+        )
 
     def test_sizes(self):
         """The arithmetic of operand.py is the runtime's."""

@@ -48,7 +48,7 @@ def _log(_, level, message):
     _logger.log(_LEVELS.get(level, logging.INFO), "%s", message.decode(errors="replace"))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Recipe:
     """How a layer is scaled and summed; the fields of a spec's recipe and accumulation.
 
@@ -72,6 +72,20 @@ class Recipe:
     def __post_init__(self):
         if self.name not in _SCALINGS:
             raise ValueError(f"recipe is '{self.name}'; there are {', '.join(_SCALINGS)}")
+        formats = ("hybrid", "e4m3") if self.by_tensor else ("e4m3",)
+        if self.format not in (None, *formats):
+            raise ValueError(
+                f"format is '{self.format}'; recipe '{self.name}' takes {' or '.join(formats)}"
+            )
+
+    def __repr__(self):
+        """The name, and the fields that are not the defaults."""
+        given = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)[1:]
+            if getattr(self, field.name) != field.default
+        ]
+        return f"Recipe({', '.join([repr(self.name), *given])})"
 
     @property
     def by_tensor(self):
