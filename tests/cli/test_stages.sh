@@ -155,7 +155,7 @@ expect_no_file "$T/none"
 case_of "build refuses an arch on which nothing computes a product"
 run fp8gen build examples/shard_scale.lua --arch sm_90a,sm_100a -o "$T/none"
 expect_code 2
-expect_err "error: layer 'up': nothing computes dgrad on sm_100a: cuBLASLt has no product of\
+expect_err "fp8gen: error: layer 'up': nothing computes dgrad on sm_100a: cuBLASLt has no product of\
  one scale a tensor by scales along the contraction, and the generated kernels are for sm_90a
   hint: leave that arch out, or take a recipe with scales of tensors or rows"
 run fp8gen build $spec --recipe block --arch sm_120a -o "$T/none"
